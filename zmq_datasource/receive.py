@@ -179,7 +179,7 @@ class _Status:
 def _why_full(receiver: FeedReceiver) -> str:
     """Say that the log is full, which reader is furthest behind, and what to do."""
     full = f"{receiver.storage} has reached walMaxBytes, and receiving waits"
-    slowest = receiver.log.slowest
+    slowest = min((lease for lease, _ in receiver.log.leases), key=lambda lease: lease.next, default=None)
     if slowest is None:
         return (
             f"{full}: no query has read it yet, so nothing is deleted. Start one "

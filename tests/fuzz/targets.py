@@ -16,6 +16,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError, ProtocolError
 from zmq_datasource.log.chunk import encode_chunk, read_chunk
 from zmq_datasource.log.layout import chunk_name
+from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.messages.arrow_values import ArrowValues, UnfitValueError
 from zmq_datasource.messages.framing import to_rows
 from zmq_datasource.messages.framing.fields import UnfitError
@@ -140,15 +141,14 @@ def _sealed_chunk() -> tuple[bytes, list[bytes]]:
     return b"".join(encode_chunk(batches, facts_of(batches))), values
 
 
-class _InMemory:
-    """A directory of one file."""
-
-    retry_seconds = 0.0
+class _InMemory(LogStorage):
+    """A log of one chunk."""
 
     def __init__(self, content: pa.Buffer) -> None:
+        super().__init__("/nowhere")
         self._content = content
 
-    def open_sealed(self, _: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
+    def open_sealed(self, _: str, modified: float | None = None) -> pa.NativeFile:
         return pa.BufferReader(self._content)
 
     def path_of(self, name: str) -> str:

@@ -50,8 +50,8 @@ class Watched:
         found: Entry | None = self._watch("find", key).find(key)
         return found
 
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
-        return self._watch("open", key).open(key, whole)
+    def open(self, key: str) -> pa.NativeFile:
+        return self._watch("open", key).open(key)
 
     def read_range(self, key: str, begin: int, end: int) -> memoryview:
         found: memoryview = self._watch("read_range", key).read_range(key, begin, end)

@@ -201,7 +201,7 @@ class Steps:
         found: Entry | None = self._ask("find", key)
         return found
 
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+    def open(self, key: str) -> pa.NativeFile:
         content = self._ask("open", key)
         if isinstance(content, _Missing):
             raise FileNotFoundError(2, "no such object", key)

@@ -24,19 +24,6 @@ def watched(storage: LogStorage) -> WatchedBucket:
 # Two machines.
 
 
-def test_a_takeover_costs_the_same_however_many_chunks_there_are(machines: Machines) -> None:
-    costs = []
-    for chunks in (3, 30):
-        log = machines.writer()
-        for _ in range(chunks):
-            fill(log, b"x")
-        machines.end(log)
-        storage = machines.storage()
-        machines.end(machines.writer(storage))
-        costs.append(dict(watched(storage).calls))
-    assert costs[0] == costs[1]
-
-
 # A bucket that is away, and back.
 
 
@@ -82,7 +69,7 @@ def large_chunk(machines: Machines) -> tuple[LogStorage, list[bytes]]:
 def read_parts(storage: LogStorage) -> list[bytes]:
     index = read_index(storage)
     pieces = slices(index.all, 0, index.durable_end)
-    batches = read_slices(storage, pieces, whole=False)
+    batches = read_slices(storage, pieces)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
@@ -94,37 +93,6 @@ def pushing(push: Socket, count: int = MESSAGES, first: int = 0) -> Iterator[Cal
 
 def numbers(location: Path) -> list[int]:
     return [int(v) for v in log_rows(location).column("value").to_pylist()]
-
-
-class Refusing:
-    """A disk that refuses every fsync while ``code`` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.code: int | None = None
-        self.refused = 0
-        sync = os.fsync
-
-        def refuse(descriptor: int) -> None:
-            if self.code is not None:
-                self.refused += 1
-                raise OSError(self.code, os.strerror(self.code))
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", refuse)
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
-def test_a_disk_that_refuses_for_a_moment_costs_nothing(
-    code: int, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = Refusing(monkeypatch)
-    push, endpoint = bound(context, zmq.PUSH)
-    with ingesting(tmp_path, endpoint) as ingest, pushing(push, 100):
-        refusing.code = code
-        wait_for(lambda: refusing.refused >= 3, "some attempts")
-        refusing.code = None
-        wait_for(lambda: ingest.seal() == 100, "all messages")
-    assert numbers(tmp_path) == list(range(100))
 
 
 @needs_root

@@ -159,12 +159,11 @@ def writer(name: str, *chunks: int, deletes: bool = False, merges: bool = False,
 def _delete_below(storage: LogStorage, contents: ChunkIndex, head: HeadWriter, end: int) -> None:
     """What ``Retention`` does, without leases: see test_lease_orders for these."""
     storage.check_writer()
-    contents.delete_below(end)
+    gone = contents.delete_below(end)
     if head.head.deleted < contents.earliest:
         head.write(msgspec.structs.replace(head.head, deleted=contents.earliest))
-    while chunk := contents.deleting:
+    for chunk in gone:
         storage.delete_chunk(chunk)
-        contents.deleted()
 
 
 def _retry(tries: int, act: Callable[[], T]) -> T:

@@ -92,24 +92,6 @@ def test_new_chunks_cost_four_listings_and_five_requests(anywhere: Machines) -> 
     assert followed.look() == WITHOUT_NEWS
 
 
-def test_chunks_that_are_deleted_at_the_front_are_removed(anywhere: Machines) -> None:
-    followed = Followed(anywhere, 50)
-    followed.delete_below(2)
-    followed.write(1)
-    followed.look()
-    assert followed.follower.earliest == 2
-    assert followed.is_all()
-
-
-def test_a_reader_that_was_away_finds_only_newer_chunks(anywhere: Machines) -> None:
-    followed = Followed(anywhere, 50)
-    followed.write(50)
-    followed.delete_below(99)
-    followed.look()
-    assert (followed.follower.earliest, followed.follower.durable_end) == (99, 100)
-    assert followed.is_all()
-
-
 def test_a_file_system_that_remembers_that_a_name_was_not_there_hides_nothing_for_long(
     anywhere: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,20 +115,6 @@ def test_a_chunk_that_is_missing_in_the_middle_is_not_seen_here(anywhere: Machin
     assert (followed.follower.earliest, followed.follower.durable_end) == (0, 6)
     with pytest.raises(DataLossError, match="from 2 to 2 is missing"):
         anywhere.rows()
-
-
-def test_missing_ids_after_the_newest_chunk_are_named(anywhere: Machines) -> None:
-    followed = Followed(anywhere, 5)
-    followed.write(2)
-    followed.remove(5)
-    followed.now += 10.0  # the chunk after the newest one is not there, so it is found by a listing
-    followed.look()
-    assert followed.follower.durable_end == 7
-    with pytest.raises(DataLossError, match="from 5 to 5 is missing"):
-        anywhere.rows()
-    followed.delete_below(6)
-    followed.look()
-    assert (followed.follower.earliest, followed.follower.durable_end) == (6, 7)
 
 
 class Places:

@@ -20,10 +20,6 @@ def storage(anywhere: Machines) -> LogStorage:
     return made
 
 
-def test_a_log_without_a_writer_has_a_head_of_zeros(storage: LogStorage) -> None:
-    assert read_head(storage.store) == Head()
-
-
 def test_every_process_reads_what_was_written_last_and_the_next_writer_continues_with_it(
     storage: LogStorage, anywhere: Machines
 ) -> None:

@@ -31,25 +31,13 @@ def test_ranges_are_half_open() -> None:
     assert names(30, 40) == []
 
 
-def test_chunks_that_are_deleted_count_for_nobody_and_the_newest_stays() -> None:
+def test_the_newest_chunk_is_never_deleted() -> None:
     index = index_of(10, 10, 10)
-    index.delete_below(19)
-    assert (index.earliest, index.covering(0, 15), index.size) == (10, index.all[:1], 300)
-    index.delete_below(5)
-    index.delete_below(99)
-    assert [chunk.first for chunk in index.all] == [20]
-    while (gone := index.deleting) is not None:
-        assert gone.end <= 20
-        index.deleted()
+    assert [chunk.first for chunk in index.delete_below(19)] == [0]
+    assert (index.earliest, index.covering(0, 15), index.size) == (10, index.all[:1], 200)
+    assert index.delete_below(5) == ()
+    assert [chunk.first for chunk in index.delete_below(99)] == [10]
     assert (index.earliest, index.durable_end, index.chunks, index.size) == (20, 30, 1, 100)
-
-
-def test_a_chunk_that_was_merged_while_it_was_deleted_is_deleted() -> None:
-    index = index_of(10, 10, 10, 10)
-    index.delete_below(10)
-    parts = index.merge(Chunk(0, 30, 250, 0.0, "merged"))
-    assert [chunk.first for chunk in parts] == [10, 20]
-    assert (index.earliest, index.deleting, index.size) == (10, Chunk(0, 10, 100, 0.0), 450)
 
 
 counts = st.lists(st.integers(1, 50), min_size=1, max_size=20)

@@ -131,9 +131,8 @@ def test_without_the_second_look_an_order_is_found(monkeypatch: pytest.MonkeyPat
     """The orders see what must not happen: a writer that deletes what it has seen before it announced it."""
     looks: dict[Any, int] = {}
 
-    def look_once(self: Retention, make_room: int = 0) -> None:
-        if looks.setdefault(id(self), self._leases.look(make_room) or 0) is not None:
-            self.needed = looks[id(self)]
+    def look_once(self: Retention) -> None:
+        self.needed = looks.setdefault(id(self), self._leases.look(self._index.durable_end))
 
     monkeypatch.setattr(Retention, "_look", look_once)
     processes = {"writer": deleting("w", monkeypatch), "reader": beginning("r", monkeypatch)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
 DAY = 86_400.0
+END = 1 << 40  # of the log
 
 
 @pytest.fixture
@@ -38,19 +38,19 @@ def files(storage: LogStorage) -> LeaseFiles:
 class Writers:
     """The writers of a log, one after the other, on a machine with two clocks."""
 
-    def __init__(self, storage: LogStorage, retention: float = DAY, keeps_unread: bool = True) -> None:
+    def __init__(self, storage: LogStorage, keeps_unread: bool = True) -> None:
         self.storage = storage
         self.monotonic, self.wall = 100.0, 1e9
         self.head = Head(at=self.wall)
-        self.leases = Leases(storage, retention, keeps_unread=keeps_unread, clock=lambda: self.monotonic)
+        self.leases = Leases(storage, keeps_unread=keeps_unread, clock=lambda: self.monotonic)
 
-    def start(self, end: int = 1 << 40) -> None:
+    def start(self, end: int = END) -> None:
         self.leases.continue_from(self.head, self.wall, end)
 
-    def look(self, seconds: float = 1.0, make_room: int = 0) -> int | None:
+    def look(self, seconds: float = 1.0, full: bool = False) -> int:
         self.monotonic += seconds
         self.wall += seconds
-        return self.leases.look(make_room)
+        return self.leases.look(END, full)
 
     def stop(self) -> None:
         self.head = Head(silent=self.leases.silent, at=self.wall)
@@ -88,16 +88,14 @@ def test_everything_is_needed_before_the_first_lease_and_then_what_a_lease_needs
     assert writers.look() == 10
     files.write(Lease("b", 30, DAY))
     assert writers.look() == 20
-    assert writers.leases.slowest is not None
-    assert writers.leases.slowest.name == "a"
 
 
 def test_a_proxy_keeps_nothing_for_nobody(storage: LogStorage, files: LeaseFiles) -> None:
     writers = Writers(storage, keeps_unread=False)
     writers.start()
-    assert writers.look() is None
+    assert writers.look() == END
     files.write(Lease("billing", 10, 2.0, subscriber=SubscriberNotes(7, [])))
-    assert [writers.look() for _ in range(4)] == [10, 10, 10, None]
+    assert [writers.look() for _ in range(4)] == [10, 10, 10, END]
 
 
 def test_a_lease_is_dropped_after_its_timeout_and_a_living_one_is_not(
@@ -116,15 +114,12 @@ def test_a_lease_is_dropped_after_its_timeout_and_a_living_one_is_not(
 def test_a_lease_of_a_running_reader_is_not_dropped(storage: LogStorage, files: LeaseFiles) -> None:
     writers = Writers(storage)
     writers.start()
-    for timeout, name in ((1.0, "named"), (None, "query-1")):
-        hold = files.hold(name)
-        files.write(Lease(name, 5, timeout))
-        for _ in range(5):
-            files.write(Lease("other", 7, DAY))
-            assert writers.look(make_room=6) == 5
-        hold.release()
-        files.write(Lease("other", 7, DAY))
-        assert writers.look(make_room=6) == 7
+    hold = files.hold("desk")
+    files.write(Lease("desk", 5, 1.0, named=False))
+    files.write(Lease("other", 7, DAY))
+    assert [writers.look(full=True) for _ in range(5)] == [5] * 5
+    hold.release()
+    assert writers.look() == 7
 
 
 def test_if_none_lives_the_last_lease_counts(storage: LogStorage, files: LeaseFiles) -> None:
@@ -136,26 +131,17 @@ def test_if_none_lives_the_last_lease_counts(storage: LogStorage, files: LeaseFi
     assert writers.names() == {"r2"}
 
 
-def test_a_query_without_a_name_is_kept_for_the_retention_of_the_writer_or_until_the_log_is_full(
+def test_a_query_without_a_name_makes_room_in_a_full_log(
     storage: LogStorage, files: LeaseFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
-    writers = Writers(storage, retention=5.0)
+    caplog.set_level("INFO")
+    writers = Writers(storage)
     writers.start()
-    files.write(Lease("query-1", 5))
-    files.write(Lease("alive", 9, DAY))
-    assert [writers.look() for _ in range(7)] == [5] * 6 + [9]
-    files.write(Lease("query-2", 5))
-    files.write(Lease("query-3", 8))
-    writers.look()
-    assert writers.look(make_room=7) == 8, "the one that is in the way has ended"
-    files.write(Lease("query-4", 5))
-    files.write(Lease("slow", 6, DAY))
-    writers.look()
-    assert writers.look(make_room=7) == 5, (
-        "a named reader is in the way, too, so dropping the other makes no room"
-    )
-    assert {record.levelname for record in caplog.records} == {"INFO"}, (
+    files.write(Lease("query-1", 5, DAY, named=False))
+    files.write(Lease("desk", 9, DAY))
+    assert [writers.look() for _ in range(3)] == [5] * 3
+    assert writers.look(full=True) == 9
+    assert [record.levelname for record in caplog.records] == ["INFO"], (
         "each run leaves one: that is no warning"
     )
 
@@ -165,10 +151,10 @@ def test_a_query_without_a_name_is_kept_for_the_retention_of_the_writer_or_until
 
 def test_many_short_runs_of_a_writer_drop_leases_of_no_name(storage: LogStorage, files: LeaseFiles) -> None:
     """As a query with Trigger.AvailableNow every five minutes: each run leaves a lease."""
-    writers, most = Writers(storage, retention=3600.0), 0
+    writers, most = Writers(storage), 0
     for run in range(60):
         writers.start()
-        files.write(Lease(f"query-{run}", run))
+        files.write(Lease(f"query-{run}", run, 3600.0))
         writers.look(5.0)
         writers.stop()
         writers.wall += 295
@@ -343,12 +329,12 @@ def test_a_query_that_does_not_start_leaves_the_lease_as_it_was(
 ) -> None:
     reader = Reader(storage, "desk", DAY)
     reader.open()
-    reader.discard()
+    reader.close(started=False)
     assert files.entries() == {}
     files.write(Lease("desk", 5, DAY))
     reader = Reader(storage, "desk", DAY)
     reader.open()
-    reader.discard()
+    reader.close(started=False)
     assert _next(files) == 5
 
 

@@ -14,7 +14,6 @@ from zmq_datasource.errors import DiskFaultError, LogWriteError
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex
 from zmq_datasource.log.layout import Chunk
-from zmq_datasource.log.leases import LeaseFiles, Reader
 from zmq_datasource.log.retention import Retention
 from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
@@ -95,10 +94,9 @@ def test_a_clock_that_jumps_deletes_nothing_that_is_needed_and_keeps_nothing_for
     assert it.after() == [10, 20]
     it.fill()
     it.now -= 8 * DAY + 3600  # the chunk was sealed in the future
-    it.need(30)
-    it.now += 59
+    it.need(10)
     assert it.after() == [10, 20, 30]
-    it.now += 70
+    it.need(30)
     assert it.after() == [30]
 
 
@@ -115,7 +113,7 @@ def test_the_next_writer_continues_a_deletion(make: Any, anywhere: Machines) -> 
     it.need(30)
     assert it.after() == [0, 10, 20]
     assert read_head(anywhere.connect()).deleted == 20
-    assert (it.log.chunks, it.log.earliest) == (3, 20), "it counts in the size of the log"
+    assert it.log.earliest == 20
     store.before = None
     anywhere.end(it.log)
     it.log = it.writer()
@@ -157,19 +155,6 @@ def test_only_as_much_makes_room_as_is_needed(make: Any) -> None:
     it.log = it.writer(retention=DAY, max_bytes=8 * size + size // 2, chunk_bytes=size)
     it.need(40)
     assert it.after() == [10, 20, 30]
-
-
-def test_a_query_without_a_name_that_has_ended_makes_room_in_a_full_log(
-    make: Any, anywhere: Machines
-) -> None:
-    it = make(4, retention=DAY, max_bytes=1)
-    for name, next_id in ((None, 5), ("desk", 20)):
-        reader = Reader(anywhere.storage(), name, DAY)
-        reader.open()
-        reader.move(next_id)
-        reader.close()
-    wait_for(lambda: it.after() == [20, 30], "room")
-    assert list(LeaseFiles(anywhere.storage()).entries()) == ["desk"]
 
 
 def test_a_deletion_in_a_bucket_costs_few_requests(make: Any) -> None:

@@ -281,7 +281,7 @@ def writer(process: Process) -> None:
         opened = repeated(lambda: open_for_writing(storage, 0.0))
         contents = ChunkIndex()
         contents.replace(opened.chunks)
-        leases = Leases(storage, TIMEOUT, clock=process.monotonic)
+        leases = Leases(storage, clock=process.monotonic)
         retention = Retention(
             storage,
             contents,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from zmq_datasource.errors import (
 )
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.store import Hold, Store
+from zmq_datasource.log.store import Store
 from zmq_datasource.options.types import Location
 
 T = TypeVar("T")
@@ -74,11 +73,6 @@ def names(store: Store, prefix: str) -> set[str]:
 # What is put.
 
 
-def test_a_new_object_is_its_parts_in_their_order(store: Store) -> None:
-    store.put_new(KEY, [b"abc", pa.py_buffer(b"defg"), b"", b"h"])
-    assert content(store) == b"abcdefgh"
-
-
 def test_a_taken_key_is_refused_and_keeps_its_content(store: Store) -> None:
     store.put_new(KEY, [b"first"])
     for other in (b"other", b"firs", b"first and more", b""):
@@ -95,36 +89,20 @@ def test_a_put_whose_answer_was_lost_finds_its_own_object(store: Store) -> None:
         store.put_new(KEY, [large[:-1], b"?" if large[-1:] != b"?" else b"!"])
 
 
-def test_a_key_can_be_taken_again_when_it_was_deleted(store: Store) -> None:
-    store.put_new(KEY, [b"first"])
-    store.delete(KEY)
-    store.put_new(KEY, [b"second"])
-    assert content(store) == b"second"
-
-
-def test_an_object_can_be_replaced(store: Store) -> None:
-    for text in (b'{"next": 1}', b'{"next": 2, "more": 3}', b"{}"):
-        store.put("readers/a.json", text)
-        assert content(store, "readers/a.json") == text
-
-
 # What is read.
 
 
 def test_an_object_that_is_not_there_is_a_file_not_found(store: Store) -> None:
-    for whole in (True, False):
+    for key in (KEY, "7/no-such-directory"):
         with pytest.raises(FileNotFoundError):
-            store.open(KEY, whole)
-        with pytest.raises(FileNotFoundError):
-            store.open("7/no-such-directory", whole)
+            store.open(key)
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, 5 << 20])
-@pytest.mark.parametrize("whole", [True, False])
-def test_an_object_is_read_at_any_place(store: Store, size: int, whole: bool) -> None:
+def test_an_object_is_read_at_any_place(store: Store, size: int) -> None:
     data = os.urandom(size)
     store.put_new(KEY, [data])
-    with store.open(KEY, whole) as file:
+    with store.open(KEY) as file:
         assert file.size() == size
         for begin in (0, size // 2, max(0, size - 10), size):
             file.seek(begin)
@@ -203,13 +181,6 @@ def test_a_store_can_be_pickled(store: Store) -> None:
     assert (str(copy), copy.path_of(KEY)) == (str(store), store.path_of(KEY))
 
 
-def test_create_keeps_existing_objects(store: Store) -> None:
-    store.put_new(KEY, [b"123"])
-    store.create("0", "readers", "1")
-    assert content(store) == b"123"
-    store.put_new("1/00000000000000000000.arrow", [b"4"])
-
-
 # A key that is held.
 
 
@@ -276,19 +247,6 @@ def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def test_a_killed_holder_of_a_directory_is_followed_at_once(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "log")
-    store.create("0")
-    with running(HOLDER, pickle.dumps(store).hex(), "5") as process:
-        assert line_of(process) == "held"
-        assert f"process {process.pid} on " in (store.holder("0/writer.lock") or "")
-        process.kill()
-        process.wait()
-        began = time.monotonic()
-        store.hold("0/writer.lock", 5.0).release()
-        assert time.monotonic() - began < 5
 
 
 RACER = """
@@ -507,21 +465,6 @@ def test_a_file_system_without_hard_links_is_refused_with_what_to_do(
     assert not isinstance(raised.value, DiskFaultError)
 
 
-def test_a_put_that_arrives_a_second_time_changes_nothing(server: BucketServer, bucket: BucketStore) -> None:
-    """A network holds it, and its sender has lost the connection and put the object once more."""
-    with Middlebox(server.endpoint) as box:
-        path = str(bucket).rpartition("bucket/")[2]
-        far = BucketStore(Location(server.location(path, box.endpoint)))
-        far.list()
-        box.hold_back(re.compile(rb"PUT .*arrow"), 1.5, loses=True)
-        repeated(lambda: far.put_new(KEY, [b"123"]))
-        bucket.delete(KEY)
-        bucket.put_new(KEY, [b"another one has taken it meanwhile"])
-        wait_for(lambda: box.held_back[1] == 1, "the put is held")
-        time.sleep(2.5)
-        assert content(bucket) == b"another one has taken it meanwhile"
-
-
 def repeated(call: Callable[[], T], seconds: float = 60.0) -> T:
     """Repeat a call as the users of a store do."""
     deadline = time.monotonic() + seconds
@@ -567,7 +510,7 @@ def test_a_server_that_does_not_answer_is_a_fault_within_some_seconds(
 
 def test_a_large_object_that_is_deleted_while_it_is_read_is_a_file_not_found(bucket: BucketStore) -> None:
     bucket.put_new(KEY, [os.urandom(2 << 20)])
-    with bucket.open(KEY, whole=False) as file:
+    with bucket.open(KEY) as file:
         bucket.delete(KEY)
         file.seek(0)
         with pytest.raises(FileNotFoundError):
@@ -657,30 +600,3 @@ def test_a_late_refresh_does_not_replace_the_next_holder(
     assert content(bucket, key) == b"of another process"
     hold.release()
     assert content(bucket, key) == b"of another process"
-
-
-def test_of_two_standbys_at_once_one_holds_the_bucket(bucket: BucketStore) -> None:
-    bucket.hold("0/writer.lock", 0.0).release()
-
-    def take(_: int) -> Hold | LogLockedError:
-        standby = pickle.loads(pickle.dumps(bucket))
-        try:
-            return standby.hold("0/writer.lock", 3.0)
-        except LogLockedError as e:
-            return e
-
-    with ThreadPoolExecutor() as pool:
-        taken = list(pool.map(take, range(2)))
-    holds = [hold for hold in taken if not isinstance(hold, LogLockedError)]
-    assert len(holds) == 1
-    holds[0].release()
-
-
-@pytest.mark.slow
-def test_a_holder_that_refreshes_keeps_a_bucket(impatient: BucketStore) -> None:
-    bucket = impatient
-    hold = bucket.hold("0/writer.lock", 0.0)
-    with pytest.raises(LogLockedError):
-        pickle.loads(pickle.dumps(bucket)).hold("0/writer.lock", SILENT_SECONDS + 3)
-    assert hold.lost is None
-    hold.release()

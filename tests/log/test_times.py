@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.support import batch_of, facts_of
 from zmq_datasource.errors import DamagedChunkError, DataLossError
-from zmq_datasource.log.chunk import read_facts, write_chunk
+from zmq_datasource.log.chunk import write_chunk
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.reader import first_since, read_index
@@ -33,12 +33,6 @@ def written(location: Path, *chunks: list[int]) -> LogStorage:
         log.cut().result(10)
     log.close()
     return storage
-
-
-def test_a_chunk_knows_its_times(tmp_path: Path) -> None:
-    """The clock may be set back within it."""
-    storage = written(tmp_path, [5, 9, 3], [4])
-    assert [read_facts(storage, chunk.name).latest for chunk in storage.chunks()] == [9, 4]
 
 
 def test_times_that_were_changed_hide_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import batch_of, log_rows, need, wait_for
+from tests.support import batch_of, need, wait_for
 from zmq_datasource.errors import (
     DamagedChunkError,
     DiskFaultError,
@@ -21,7 +21,6 @@ from zmq_datasource.errors import (
 )
 from zmq_datasource.log import directory_store
 from zmq_datasource.log.index import read_index
-from zmq_datasource.log.sealer import Sealer
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
 from zmq_datasource.log.writer import LogWriter
@@ -37,15 +36,6 @@ def writer(location: Path, **changes: object) -> LogWriter:
 def fill(log: LogWriter, count: int, size: int = 10) -> int:
     log.append(batch_of([b"x" * size] * count))
     return log.cut().result(10)
-
-
-def test_ids_continue_after_a_restart(tmp_path: Path) -> None:
-    for run in range(3):
-        log = writer(tmp_path)
-        assert log.durable_end == run * 5
-        log.append(batch_of([b"v%d" % run] * 5))
-        log.close()
-    assert log_rows(tmp_path).column("id").to_pylist() == list(range(15))
 
 
 def test_only_sealed_messages_count_as_durable(tmp_path: Path) -> None:
@@ -116,13 +106,6 @@ def test_a_second_writer_gets_an_error_that_names_the_first(tmp_path: Path) -> N
         writer(tmp_path)
     log.close()
     writer(tmp_path).close()
-
-
-def test_a_writer_that_is_not_closed_keeps_the_lock(tmp_path: Path) -> None:
-    writer(tmp_path)  # its sealing thread lives on, and may write
-    gc.collect()
-    with pytest.raises(LogLockedError):
-        writer(tmp_path)
 
 
 def test_a_writer_that_is_just_stopping_is_waited_for(tmp_path: Path) -> None:
@@ -205,15 +188,6 @@ def test_a_disk_slower_than_the_feed_is_noticed(tmp_path: Path, monkeypatch: pyt
     wait_for(lambda: not log.busy, "the disk caught up")
     assert not log.slow
     log.close()
-
-
-def test_an_empty_batch_leaves_no_trace(tmp_path: Path) -> None:
-    log = writer(tmp_path)
-    log.append(batch_of([b"a"]).slice(0, 0))
-    assert log.cut().result(10) == 0
-    log.append(batch_of([b"a"]))
-    log.close()
-    assert log_rows(tmp_path).num_rows == 1
 
 
 def test_a_writer_that_takes_over_forces_the_names_of_chunks_to_the_disk(
@@ -304,7 +278,7 @@ def test_a_disk_that_does_not_answer_ends_the_wait_but_keeps_the_lock(
     log, go_on = sealing(storage), threading.Event()
     storage.before_put = lambda: go_on.wait(30)
     last = cut(log)
-    monkeypatch.setattr(Sealer, "end_seconds", 0.01)
+    monkeypatch.setattr(log, "end_seconds", 0.01)
     with pytest.raises(LogWriteError, match="the disk did not answer for 0 s"):
         log.close()
     gc.collect()

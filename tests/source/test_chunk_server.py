@@ -23,7 +23,7 @@ from tests.support import REPOSITORY, Socket, at_failpoints, batch_of, facts_of,
 from tests.support.middlebox import Middlebox
 from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError, LogFetchError
 from zmq_datasource.log import Deletions, Found, read_slices, slices
-from zmq_datasource.log.chunk import read_chunk, read_facts, write_chunk
+from zmq_datasource.log.chunk import read_chunk, write_chunk
 from zmq_datasource.log.layout import Chunk, chunk_name
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.source.chunk_server import (
@@ -131,12 +131,8 @@ def test_of_a_large_chunk_only_the_parts_that_are_needed_are_fetched(
     chunk = add(log, 0, [os.urandom(10_000) for _ in range(3000)], batches=30)
     with Middlebox(server.access.endpoints[-1]) as box:
         access = server.access._replace(endpoints=(box.endpoint,))
-        with RemoteChunks(access, ELSEWHERE) as chunks:
-            assert read_facts(chunks, chunk.name).end == chunk.end
-        assert box.bytes < 500_000
-        before = box.bytes
         assert read(access, chunk, 1000, 1100).num_rows == 100
-        assert box.bytes - before < chunk.size // 3
+        assert box.bytes < chunk.size // 3
 
 
 def test_a_machine_sees_a_log_if_it_has_its_id_and_its_chunks(log: LogStorage) -> None:

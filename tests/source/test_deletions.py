@@ -55,6 +55,7 @@ class Discarding:
         for _ in range(chunks):
             self._writer.append(batch_of([VALUE, VALUE]))
             self._writer.cut().result(30)
+            self._writer.retention.tidy()  # otherwise a thread does, some chunks later
 
     def discard(self, end: int) -> int:
         """Append until the ids below ``end`` are discarded. Returns the first id in the log."""
@@ -206,7 +207,7 @@ def test_a_starting_time_is_found_among_the_remaining_messages(log: Discarding) 
     assert first_since(log.storage, chunks, 0) == index.earliest
     left = index.all[1:]
     Path(log.storage.path_of(left[0].name)).unlink()
-    with pytest.raises(DataLossError, match=left[0].name):
+    with pytest.raises(DataLossError, match=rf"the ids from {left[0].first} to .* is missing"):
         first_since(log.storage, left, 0)
 
 
@@ -353,7 +354,7 @@ def test_a_first_chunk_that_was_lost_before_is_not_taken_for_deleted(
     reader = ZmqLogReader(parse(BatchReadOptions, options | {"failOnDataLoss": "false"}))
     assert ids(reader, reader.partitions()) == list(range(earliest + 2, chunks[-1].end))
     assert re.search(f"data loss: .*{lost}", caplog.text)
-    (damage,) = verify_log(log.storage, lambda _: None)
+    (damage,) = verify_log(log.storage)
     assert re.search(lost, damage.what)
 
 

@@ -40,7 +40,7 @@ from zmq_datasource.errors import (
     MessageLossError,
     ZmqDataSourceError,
 )
-from zmq_datasource.log.filler import FillerFacts
+from zmq_datasource.log.state import FillerFacts
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import StreamReadOptions

@@ -93,7 +93,7 @@ class Backlog:
 
 
 class Acceptor:
-    """Fills a log with transactions (a ``log.filler.Filler``); use it in a ``with`` block, in one thread.
+    """Fills a log with transactions; use it in a ``with`` block, in one thread.
 
     Args:
         spec: A ROUTER.

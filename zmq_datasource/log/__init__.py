@@ -23,15 +23,14 @@ The rules:
 
 From below: ``store`` is the contract, ``directory_store`` and ``bucket_store`` are the two stores, ``storage`` is a log
 in a store, ``chunk`` is one chunk, and ``index`` has all of them in order. A writer is ``recovery`` (which takes a log
-over), ``writer``, ``sealer``, ``retention`` with ``silence``, and ``merging``, and its record is the ``head``. A reader
-is ``leases``, ``follower`` and ``reader``.
+over), ``writer``, ``retention`` with ``silence``, and ``merging``, and its record is the ``head``. A reader is
+``leases``, ``follower`` and ``reader``.
 
 Other packages import only the names listed here. ``docs/log-format.md`` specifies each byte.
 """
 
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.files import add_directory, is_transient, open_file, sync_file, writing
-from zmq_datasource.log.filler import Filler, FillerFacts
 from zmq_datasource.log.follower import REFRESH_SECONDS, LogFollower
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import ChunkIndex, read_index
@@ -53,13 +52,12 @@ from zmq_datasource.log.reader import (
     slices,
     split_range,
 )
-from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, Retrier, retry_reading
-from zmq_datasource.log.sealer import StoredRows
-from zmq_datasource.log.state import CarriedState, read_saved_state, sections_of
+from zmq_datasource.log.retrier import STORE_RETRY_SECONDS, retry_reading
+from zmq_datasource.log.state import CarriedState, FillerFacts, read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
-from zmq_datasource.log.store import Hold, Store
+from zmq_datasource.log.store import Store
 from zmq_datasource.log.verification import verify_log
-from zmq_datasource.log.writer import LogWriter
+from zmq_datasource.log.writer import LogWriter, StoredRows
 
 __all__ = [
     "LOCK_WAIT_SECONDS",
@@ -70,10 +68,8 @@ __all__ = [
     "Chunk",
     "ChunkIndex",
     "Deletions",
-    "Filler",
     "FillerFacts",
     "Found",
-    "Hold",
     "Lease",
     "LeaseFiles",
     "LogFollower",
@@ -81,7 +77,6 @@ __all__ = [
     "LogWriter",
     "RangeFile",
     "Reader",
-    "Retrier",
     "Store",
     "StoredRows",
     "SubscriberNotes",

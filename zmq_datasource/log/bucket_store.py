@@ -35,8 +35,8 @@ from zmq_datasource.options.types import Location
 
 _log = logging.getLogger(__name__)
 
-# An object up to ``_WHOLE_BYTES`` is read by one request. Of a larger one, the last ``_END_BYTES`` are read first.
-_WHOLE_BYTES, _END_BYTES = 64 << 20, 1 << 20
+# An object up to this size is read by one request. Of a larger one, so much of its end is read first.
+_END_BYTES = 1 << 20
 # Time limits: ``_ANSWER`` for the server's first answer, ``_ALL`` for a whole request. A put of more than
 # ``_LARGE_BYTES`` has only the second, because the server answers it only at its end.
 _ANSWER, _ALL, _LARGE_BYTES = "10s", "60s", 4 << 20
@@ -50,8 +50,7 @@ _BEATS, _CHECKS = 4, 12
 _MOST_CHECK_GAP_SECONDS = 4.0
 # How long the end of a hold waits for the thread that refreshes it.
 _JOIN_SECONDS = 5.0
-# How soon a process looks again at a key that another one has just changed.
-_CHANGED_PAUSE = 0.01  # seconds
+_CHANGED_PAUSE = 0.01  # seconds; how soon to look again at a key that another process has just changed
 # Texts of errors that stay, for which obstore has no class of its own.
 _LASTING = re.compile(
     "NoSuchBucket|ContainerNotFound|The specified bucket does not exist|incorrectly configured region"
@@ -114,11 +113,11 @@ class BucketStore:
         except FileNotFoundError:
             return None
 
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+    def open(self, key: str) -> pa.NativeFile:
         with self._using(f"reading {self.path_of(key)}") as bucket:
             found = self._obstore.get(bucket, key)
             size = found.meta["size"]
-            if size <= (_WHOLE_BYTES if whole else _END_BYTES):
+            if size <= _END_BYTES:
                 return pa.BufferReader(pa.py_buffer(found.bytes()))
         del found  # ends the request
         begin = size - _END_BYTES

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,27 +27,6 @@ from zmq_datasource.messages.columns import FRAMING, MESSAGE_SCHEMA
 from zmq_datasource.messages.rows import number_rows
 
 CHECKSUM = b"xxh3"
-
-
-class OpensChunks(Protocol):
-    """A place from which chunks are read: a ``LogStorage``, or a server of chunks.
-
-    Attributes:
-        retry_seconds: Seconds for which opening and reading a chunk is repeated.
-    """
-
-    retry_seconds: float
-
-    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
-        """Open a chunk for reading; FileNotFoundError if it is gone.
-
-        Args:
-            whole: Whether most of it will be read.
-            modified: The modification time of its object; None for any object.
-        """
-
-    def path_of(self, name: str) -> str:
-        """The full path of a chunk, for messages."""
 
 
 class _Memory:
@@ -126,7 +104,7 @@ def latest_of(batches: Iterable[pa.RecordBatch]) -> int:
     return latest
 
 
-def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:
+def read_facts(storage: LogStorage, name: str) -> ChunkFacts:
     """Read the facts of a chunk.
 
     Raises:
@@ -135,7 +113,7 @@ def read_facts(storage: OpensChunks, name: str) -> ChunkFacts:
         FileNotFoundError: The file is gone.
     """
     try:
-        with storage.open_sealed(name, whole=False) as file:
+        with storage.open_sealed(name) as file:
             return _facts_in(pa.ipc.open_file(file, options=LENGTHS_ONLY), name)
     except FileNotFoundError:
         raise
@@ -152,21 +130,14 @@ def _facts_in(reader: pa.ipc.RecordBatchFileReader, name: str) -> ChunkFacts:
 
 
 def read_chunk(
-    storage: OpensChunks,
-    name: str,
-    start: int,
-    end: int,
-    *,
-    whole: bool = True,
-    modified: float | None = None,
+    storage: LogStorage, name: str, start: int, end: int, *, modified: float | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows (``messages.columns.LOG_SCHEMA``) of a chunk with ids in ``[start, end)``.
 
     Of the file's metadata they keep the framing.
 
     Args:
-        whole: Whether most of the chunk will be read.
-        modified: As in ``OpensChunks.open_sealed``.
+        modified: As in ``LogStorage.open_sealed``.
 
     Raises:
         DamagedChunkError: The content was changed; the error names the file and the ids.
@@ -178,7 +149,7 @@ def read_chunk(
     retry = partial(retry_reading, seconds=storage.retry_seconds)
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(retry(partial(storage.open_sealed, name, whole, modified)))
+            file = stack.enter_context(retry(partial(storage.open_sealed, name, modified)))
             reader = retry(partial(pa.ipc.open_file, file))
             schema, count = reader.schema, reader.num_record_batches
             if not schema.equals(MESSAGE_SCHEMA):
@@ -227,7 +198,7 @@ def read_chunk(
             )
 
 
-def damage_of(storage: OpensChunks, chunk: Chunk) -> str | None:
+def damage_of(storage: LogStorage, chunk: Chunk) -> str | None:
     """Read a whole chunk, and say what is damaged; None if nothing is.
 
     Raises:

@@ -90,7 +90,7 @@ class DirectoryStore:
             return _entry(os.path.basename(path), os.stat(path))
         return None
 
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+    def open(self, key: str) -> pa.NativeFile:
         path = self.path_of(key)
         with reading(path):
             return open_to_read(path)

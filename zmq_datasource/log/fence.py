@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.log.files import gone
-from zmq_datasource.log.head import HeadWriter
+from zmq_datasource.log.head import HeadWriter, overtaken
 from zmq_datasource.log.layout import LOG_NAME, Chunk, chunk_name, key_of
-from zmq_datasource.log.store import Entry, Store
+from zmq_datasource.log.store import Entry, Hold, Store
 
 
 class Fence:
@@ -29,6 +29,7 @@ class Fence:
 
     Args:
         store: The store of the log.
+        hold: The lock of this writer. It only tells earlier: safety does not depend on it.
         head: The head of this writer.
         newest: The newest chunk of the log; None if there is none.
 
@@ -36,8 +37,9 @@ class Fence:
         LogLockedError, DiskFaultError: As ``check``.
     """
 
-    def __init__(self, store: Store, head: HeadWriter, newest: Chunk | None) -> None:
+    def __init__(self, store: Store, hold: Hold, head: HeadWriter, newest: Chunk | None) -> None:
         self._store = store
+        self._hold = hold
         self._head = head
         self._error: LogLockedError | None = None
         self._key = LOG_NAME if newest is None else key_of(newest.name)
@@ -53,6 +55,8 @@ class Fence:
         """
         if self._error is not None:
             raise self._error
+        if lost := self._hold.lost:
+            raise overtaken(self._store, f"this process has lost the lock, which is held by {lost}")
         found = self._store.find(self._key)
         if found is None or found != self._entry:
             self.check_head()

@@ -60,6 +60,14 @@ def read_head(store: Store) -> Head:
     return _newest(store)[1]
 
 
+def overtaken(store: Store, why: str) -> LogLockedError:
+    """The error of a writer in whose place another one writes the log."""
+    return LogLockedError(
+        f"writing to log {store}: {why}. Messages that this process has received and not sealed are lost. Start it "
+        "again: then it follows or takes over"
+    )
+
+
 class HeadWriter:
     """Puts the heads of one writer. Any thread may call it.
 
@@ -108,7 +116,7 @@ class HeadWriter:
             serials = _serials(self._store)
             # A writer that was stopped may put a serial that was deleted meanwhile. Then there are higher ones.
             if serials and serials[-1] > self._serial:
-                raise self._overtaken(serials[-1])
+                raise self._replaced(serials[-1])
             self._delete(serials, self._serial - 1)
             self.head = head
             return head
@@ -145,7 +153,7 @@ class HeadWriter:
             if mine is not None and mine.writer == self._writer:
                 return
             if mine is not None or _highest(self._store) > self._serial:
-                raise self._overtaken(self._serial + 1)
+                raise self._replaced(self._serial + 1)
             raise gone(f"writing to log {self._store}", self._store.path_of(_key(self._serial)))
 
     def _count_own(self) -> None:
@@ -156,15 +164,11 @@ class HeadWriter:
         """
         while (found := _read(self._store, self._serial + 1)) is not None:
             if found.writer != self._writer:
-                raise self._overtaken(self._serial + 1)
+                raise self._replaced(self._serial + 1)
             self._serial += 1
 
-    def _overtaken(self, serial: int) -> LogLockedError:
-        path = self._store.path_of(_key(serial))
-        return LogLockedError(
-            f"writing to log {self._store}: another process has put {path}. Messages that this process has received "
-            "and not sealed are lost. Start it again: then it follows or takes over"
-        )
+    def _replaced(self, serial: int) -> LogLockedError:
+        return overtaken(self._store, f"another process has put {self._store.path_of(_key(serial))}")
 
 
 def _newest(store: Store) -> tuple[int, Head]:

@@ -19,16 +19,9 @@ from zmq_datasource.log.storage import LogStorage
 
 
 class _State(NamedTuple):
-    """What an index holds at one time.
-
-    Attributes:
-        chunks: Chunks with contiguous ids.
-        gone: So many of the first ones count for nobody any more: their files are being deleted.
-        size: The bytes of all chunks.
-    """
+    """What an index holds at one time: chunks with contiguous ids, and the bytes of all."""
 
     chunks: tuple[Chunk, ...]
-    gone: int
     size: int
 
 
@@ -45,7 +38,7 @@ class ChunkIndex:
 
     def __init__(self, chunks: Iterable[Chunk] = ()) -> None:
         there = tuple(chunks)
-        self._state = _State(there, 0, sum(chunk.size for chunk in there))
+        self._state = _State(there, _size_of(there))
         self._changing = threading.Lock()
 
     # Changes.
@@ -58,55 +51,35 @@ class ChunkIndex:
     def add(self, chunk: Chunk) -> None:
         """Add the next chunk."""
         with self._changing:
-            chunks, gone, size = self._state
+            chunks, size = self._state
             assert not chunks or chunk.first == chunks[-1].end, (chunk, chunks[-1])
-            self._state = _State((*chunks, chunk), gone, size + chunk.size)
+            self._state = _State((*chunks, chunk), size + chunk.size)
 
-    def merge(self, merged: Chunk) -> Sequence[Chunk]:
-        """Replace the chunks that lie in a merged one; return them. None of them may be here any more."""
+    def merge(self, merged: Chunk) -> None:
+        """Replace the chunks that lie in a merged one."""
         with self._changing:
-            chunks, gone, size = self._state
-            low, high = max(gone, _place(chunks, merged.first)), _place(chunks, merged.end)
+            chunks, size = self._state
+            low, high = _place(chunks, merged.first), _place(chunks, merged.end)
             parts = chunks[low:high]
-            if parts:
-                whole = merged._replace(first=parts[0].first)
-                size += whole.size - sum(chunk.size for chunk in parts)
-                self._state = _State((*chunks[:low], whole, *chunks[high:]), gone, size)
-            return parts
+            self._state = _State(
+                (*chunks[:low], merged, *chunks[high:]), size + merged.size - _size_of(parts)
+            )
 
-    def delete_below(self, id_: int) -> None:
-        """Leave out the chunks that have only ids below this one; never the newest one. ``deleting`` returns them."""
+    def delete_below(self, id_: int) -> Sequence[Chunk]:
+        """Remove the chunks that have only ids below this one, but never the newest one; return them."""
         with self._changing:
-            chunks, gone, size = self._state
-            self._state = _State(chunks, max(gone, bisect_right(chunks[:-1], id_, key=_end)), size)
-
-    @property
-    def deleting(self) -> Chunk | None:
-        """The next chunk whose file is to be deleted; None for none."""
-        chunks, gone, _ = self._state
-        return chunks[0] if gone else None
-
-    def deleted(self) -> None:
-        """Note that the file of the chunk ``deleting`` was deleted."""
-        with self._changing:
-            (first, *chunks), gone, size = self._state
-            self._state = _State(tuple(chunks), gone - 1, size - first.size)
-
-    def limit_sealing_times(self, now: float) -> None:
-        """Replace each sealing time after ``now`` by ``now``: the clock was ahead when that chunk was sealed."""
-        with self._changing:
-            chunks = self._state.chunks
-            if any(chunk.sealed_at > now for chunk in chunks):
-                limited = (it._replace(sealed_at=min(it.sealed_at, now)) for it in chunks)
-                self._state = self._state._replace(chunks=tuple(limited))
+            chunks, size = self._state
+            gone = bisect_right(chunks[:-1], id_, key=_end)
+            self._state = _State(chunks[gone:], size - _size_of(chunks[:gone]))
+            return chunks[:gone]
 
     # What there is.
 
     @property
     def earliest(self) -> int:
         """The first id; ``durable_end`` if there is no chunk."""
-        chunks, gone, _ = self._state
-        return chunks[gone].first if chunks else 0
+        chunks = self._state.chunks
+        return chunks[0].first if chunks else 0
 
     @property
     def durable_end(self) -> int:
@@ -122,26 +95,23 @@ class ChunkIndex:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks, with those that are being deleted."""
+        """The number of chunks."""
         return len(self._state.chunks)
 
     @property
     def size(self) -> int:
-        """The bytes of all chunks, with those that are being deleted."""
+        """The bytes of all chunks."""
         return self._state.size
 
     @property
     def all(self) -> Sequence[Chunk]:
-        """The chunks that count."""
-        chunks, gone, _ = self._state
-        return chunks[gone:]
+        """All chunks, in order."""
+        return self._state.chunks
 
     def covering(self, start: int, end: int) -> Sequence[Chunk]:
         """The chunks that have an id in ``[start, end)``, in order."""
-        chunks, gone, _ = self._state
-        if start >= end:
-            return ()
-        return chunks[max(gone, bisect_right(chunks, start, key=_end)) : _place(chunks, end)]
+        chunks = self._state.chunks
+        return chunks[bisect_right(chunks, start, key=_end) : _place(chunks, end)] if start < end else ()
 
     def size_of(self, start: int, end: int) -> int:
         """About how many bytes the ids ``[start, end)`` have: all messages of a chunk count as equally long."""
@@ -159,6 +129,10 @@ class ChunkIndex:
 
 def _end(chunk: Chunk) -> int:
     return chunk.end
+
+
+def _size_of(chunks: Iterable[Chunk]) -> int:
+    return sum(chunk.size for chunk in chunks)
 
 
 def _place(chunks: Sequence[Chunk], id_: int) -> int:

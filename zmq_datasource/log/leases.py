@@ -40,8 +40,6 @@ _SUFFIX, _LOCK_SUFFIX = ".json", ".lock"
 # The lease of a subscriber has its name in its key if every store accepts the characters; otherwise a hash.
 _SUBSCRIBER = "subscriber."
 _SHORT_NAME = re.compile(r"[A-Za-z0-9_-]{1,120}")
-# How long ``Reader.close`` waits for a write that the disk does not answer.
-_JOIN_SECONDS = 5.0
 _OTHER_NAME = "give each query a reader of its own"
 _Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -68,8 +66,9 @@ class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: The reader's name as the user wrote it; a random one for a query without a name.
         next: The reader needs nothing below this id.
-        timeout: Seconds of silence after which the lease counts no more; None for a query without a name, for which
-            the ``walRetention`` of the log's writer decides.
+        timeout: Seconds of silence after which the lease counts no more.
+        named: Whether a user has given the name. Without one, the lease of a query that has ended makes room in a full
+            log.
         begins: Whether a query without a checkpoint begins at ``next``: a query of this name has begun there and
             finished no batch.
         subscriber: None for a query.
@@ -78,7 +77,8 @@ class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     next: _Id
-    timeout: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    timeout: Annotated[float, msgspec.Meta(ge=0)]
+    named: bool = True
     begins: bool = False
     subscriber: SubscriberNotes | None = None
     beat: str = ""
@@ -119,10 +119,6 @@ class LeaseFiles:
             for entry in self._store.list(READERS_NAME)
             if entry.name.endswith(_SUFFIX)
         }
-
-    def find(self, key: str) -> Entry | None:
-        """What a listing shows of one lease; None if there is none."""
-        return self._store.find(_object(key))
 
     def read(self, key: str) -> Lease | None:
         """A lease; None if there is none.
@@ -177,7 +173,7 @@ class Reader:
     Args:
         storage: The log.
         name: The option ``reader``; None chooses a random name.
-        timeout: Seconds of silence for which messages are kept; ignored without a name.
+        timeout: Seconds of silence for which messages are kept.
         retry_timeout: Seconds for which a call is repeated that the store refuses.
 
     Attributes:
@@ -204,7 +200,7 @@ class Reader:
         self._files = LeaseFiles(storage)
         self._retrier = Retrier(retry_timeout)
         self._hold, self.found = self._retrier.retry(self._hold_name)
-        self._lease = Lease(self.name, 0, None if name is None else float(timeout))
+        self._lease = Lease(self.name, 0, float(timeout), named=name is not None)
         self._written: Lease | None = None
         self._written_at = 0.0
         self._writing = threading.Lock()
@@ -257,34 +253,29 @@ class Reader:
             self._lease = msgspec.structs.replace(lease, next=next_id, begins=False)
             self._woken.set()
 
-    def close(self) -> None:
-        """Write the lease a last time, and release the name. The lease stays until its timeout."""
-        self._end(self._write_again)
+    def close(self, started: bool = True) -> None:
+        """Write the lease a last time, and release the name. The lease stays until its timeout.
 
-    def discard(self) -> None:
-        """Release the name, and leave the lease as it was found. Called if the query could not start."""
-        self._end(self._undo)
-
-    def _write_again(self) -> None:
-        if self._written is not None:
-            self.write()
+        Args:
+            started: Whether the query has started. If not, the lease becomes again what it was.
+        """
+        self._closed = True
+        self._woken.set()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join()
+            if not started:
+                self._try(self._undo)
+            elif self._written is not None:
+                self._try(self.write)
+        finally:
+            self._hold.release()
 
     def _undo(self) -> None:
         if self.found is None:
             self._files.remove(self.name)
         elif self._written is not None:
             self._files.write(self.found)
-
-    def _end(self, last: Callable[[], None]) -> None:
-        """End the thread, do this as the last act, and release the name."""
-        self._closed = True
-        self._woken.set()
-        try:
-            if self._thread.ident is not None:
-                self._thread.join(_JOIN_SECONDS)
-            self._try(last)
-        finally:
-            self._hold.release()
 
     def _try(self, write: Callable[[], None]) -> None:
         """Only warn of an error: with an older lease the log keeps too much."""

@@ -1,4 +1,4 @@
-"""Merges small chunks into larger ones, in a thread of its own, so that a log has few files however often it seals.
+"""Merges small chunks into larger ones, so that a log has few files however often it seals.
 
 The rules:
 
@@ -16,16 +16,13 @@ The rules:
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 from msgspec.structs import replace
 
-from zmq_datasource.errors import DamagedChunkError, DataLossError, LogLockedError
+from zmq_datasource.errors import DamagedChunkError, DataLossError
 from zmq_datasource.host import failpoints
-from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.log.chunk import damage_of, encode_chunk, read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import ChunkIndex
@@ -35,7 +32,6 @@ from zmq_datasource.messages.rows import messages_of
 
 _log = logging.getLogger(__name__)
 
-_END_SECONDS = 5.0
 # Chunks below this size have tier 0; so many of them are merged.
 _FIRST_TIER_BYTES, _FAN_IN = 64 << 10, 8
 # Small batches are joined up to this size.
@@ -85,63 +81,37 @@ def _neighbours(chunks: Sequence[Chunk], apart: Collection[int], limit: int) -> 
     yield run
 
 
-class _Part(NamedTuple):
-    """A verified chunk."""
-
-    facts: ChunkFacts
-    batches: list[pa.RecordBatch]
-
-    def may_follow(self, other: _Part) -> bool:
-        """Whether both have the same framing."""
-        return bool(self.batches[0].schema.equals(other.batches[0].schema, check_metadata=True))
-
-
 class Merger:
-    """Owns the merging thread of a log.
+    """Merges the chunks of a log of which this process is the writer. For one thread.
 
     Args:
-        storage: The log, of which this process is the writer.
+        storage: The log.
         index: Its chunks.
         most: The bytes of the largest merged chunk.
         fan_in: See ``choose_run``.
+
+    Attributes:
+        is_ending: Set to give up what is not put yet. What a slow store puts later is harmless.
     """
 
     def __init__(self, storage: LogStorage, index: ChunkIndex, most: int, fan_in: int = _FAN_IN) -> None:
         self._storage = storage
         self._index = index
         self._most, self._fan_in = most, fan_in
-        self._seconds = 0.0
         self._apart: set[int] = set()
-        self._ending = threading.Event()
-        self._faults = LimitedLog(__name__, "faults while chunks were merged")
-        self._thread = threading.Thread(target=self._run, name="zmq-log-merger", daemon=True)
+        self._is_clean = False
+        self.is_ending = False
 
-    def start(self, seconds: float) -> None:
-        """Start the thread, which looks for chunks to merge every so many seconds; in a bucket more rarely."""
-        self._seconds = max(seconds, self._storage.request_interval)
-        self._thread.start()
-
-    def end(self) -> None:
-        """End the thread, and give up what it has not put. What a slow store puts later is harmless."""
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(_END_SECONDS)
-
-    def _run(self) -> None:
-        is_clean = False
-        while not self._ending.wait(self._seconds):
-            try:
-                if not is_clean:
-                    self.remove_leftovers()
-                    is_clean = True
-                while not self._ending.is_set() and self.merge_once():
-                    pass
-            except LogLockedError as e:
-                _log.info("merging ends: %s", e)
-                return
-            except Exception as e:  # it can wait, and the log goes on without
-                is_clean = False  # a merged chunk may be there with its parts
-                self._faults.fault("merging chunks of %s", self._storage, error=e)
+    def step(self) -> bool:
+        """Merge once, as ``merge_once``. The first call, and one after an error, deletes leftovers before."""
+        if self.is_ending:
+            return False
+        if not self._is_clean:
+            self.remove_leftovers()
+        self._is_clean = False  # after an error, a merged chunk may be there with its parts
+        merged = self.merge_once()
+        self._is_clean = True
+        return merged
 
     def remove_leftovers(self) -> None:
         """Delete the chunks that count for nobody: parts of merged chunks, and what lies below the first id."""
@@ -158,7 +128,7 @@ class Merger:
                 continue
             if holder is not None and holder.name not in intact:
                 if (damage := damage_of(storage, holder)) is not None:
-                    self._faults.warn("keeping %s: %s", storage.path_of(chunk.name), damage)
+                    _log.warning("keeping %s: %s", storage.path_of(chunk.name), damage)
                     continue
                 intact.add(holder.name)
             storage.check_writer()
@@ -178,56 +148,55 @@ class Merger:
         return bool(run)
 
     def _merge(self, run: Sequence[Chunk]) -> None:
-        storage, parts = self._storage, self._read(run)
+        storage, (parts, batches) = self._storage, self._read(run)
         if len(parts) < 2:
             return
-        latest = max(part.facts.latest for part in parts)
-        facts = replace(parts[-1].facts, first=run[0].first, latest=latest)
-        content = encode_chunk(_joined(parts), facts)
+        run = run[: len(parts)]
+        facts = replace(parts[-1], first=run[0].first, latest=max(part.latest for part in parts))
+        content = encode_chunk(_joined(batches), facts)
         name = merged_name(facts.first, facts.end)
         failpoints.reach("log.merge.before_put")
         entry = storage.put_merged(name, content)
         failpoints.reach("log.merge.after_put")
-        run = run[: len(parts)]
-        merged = Chunk(facts.first, facts.end, entry.size, run[-1].sealed_at, name, entry.modified)
-        if not self._index.merge(merged):  # retention has deleted all of them meanwhile
-            run = [merged]
+        self._index.merge(Chunk(facts.first, facts.end, entry.size, run[-1].sealed_at, name, entry.modified))
         storage.check_writer()
         for chunk in run:
             failpoints.reach("log.merge.before_delete")
             storage.delete_chunk(chunk)
             failpoints.reach("log.merge.after_delete")
 
-    def _read(self, run: Sequence[Chunk]) -> list[_Part]:
+    def _read(self, run: Sequence[Chunk]) -> tuple[list[ChunkFacts], list[pa.RecordBatch]]:
         """Read and verify chunks, up to the first one that cannot be merged with those before it.
 
         A merged chunk is no larger than a chunk that is sealed, so its rows fit in memory as well.
         """
-        storage, parts = self._storage, list[_Part]()
+        storage, parts, batches = self._storage, list[ChunkFacts](), list[pa.RecordBatch]()
         for chunk in run:
-            if self._ending.is_set():
-                return []
+            if self.is_ending:
+                return [], []
             try:
                 facts = read_facts(storage, chunk.name)
                 rows = read_chunk(storage, chunk.name, chunk.first, chunk.end, modified=chunk.modified)
-                part = _Part(facts, [messages_of(batch) for batch in rows])
+                found = [messages_of(batch) for batch in rows]
             except DamagedChunkError as e:
                 _log.warning("a chunk stays as it is, because it is damaged: %s", e)
-                part = None
+                found = []
             except (DataLossError, FileNotFoundError):  # deleted meanwhile, or a chunk is missing
-                part = None
-            if part is None or (parts and not part.may_follow(parts[0])):
+                found = []
+            # Chunks of another framing have other metadata.
+            if not found or (batches and not found[0].schema.equals(batches[0].schema, check_metadata=True)):
                 self._apart.add(chunk.first)
                 break
-            parts.append(part)
-        return parts
+            parts.append(facts)
+            batches += found
+        return parts, batches
 
 
-def _joined(parts: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
-    """The batches of all parts, the small ones joined."""
+def _joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, the small ones joined."""
     pending: list[pa.RecordBatch] = []
     size = 0
-    for batch in (batch for part in parts for batch in part.batches):
+    for batch in batches:
         if pending and size + batch.nbytes > _BATCH_BYTES:
             yield pa.concat_batches(pending)
             pending, size = [], 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 # Arrow reads some hundred bytes before each record batch. So a read fetches at least ``_FIRST_BYTES``, and one that
 # goes on after the last one fetches twice as much as that, up to ``_MOST_BYTES``.
 _FIRST_BYTES = 64 << 10
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 16 << 20
 
 
 class RangeFile:

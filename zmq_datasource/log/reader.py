@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zmq_datasource.errors import DataLossError, LogError
-from zmq_datasource.log.chunk import OpensChunks, read_chunk, read_facts
+from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import Chunk
@@ -105,11 +105,9 @@ def first_since(storage: LogStorage, chunks: Sequence[Chunk], time: int) -> int 
         try:
             return _first_since(storage, chunks, start, time)
         except DataLossError:
-            index = retry_reading(partial(read_index, storage), storage.retry_seconds)
-            found = index.covering(start, end)
-            is_merged = any(chunk.is_merged for chunk in found)
-            if found == chunks or (index.earliest <= chunks[0].first and not is_merged):
-                raise  # a chunk is missing
+            found = retry_reading(partial(read_index, storage), storage.retry_seconds).covering(start, end)
+            if [chunk.name for chunk in found] == [chunk.name for chunk in chunks]:
+                raise  # a chunk is missing; otherwise it is deleted, or merged
             chunks = found
     return None
 
@@ -137,13 +135,12 @@ def _read_facts(storage: LogStorage, chunk: Chunk) -> ChunkFacts:
 
 
 def read_slices(
-    storage: OpensChunks, pieces: Sequence[Chunk], whole: bool = True, deletions: Deletions | None = None
+    storage: LogStorage, pieces: Sequence[Chunk], deletions: Deletions | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of slices, in order.
 
     Args:
         pieces: Slices in the order of ids.
-        whole: Whether most of each chunk will be read.
         deletions: Decides what happens if a chunk is gone.
 
     Raises:
@@ -154,10 +151,7 @@ def read_slices(
         piece = planned._replace(first=max(next_id, planned.first), file=planned.name)
         while piece.first < piece.end:
             try:
-                batches = read_chunk(
-                    storage, piece.name, piece.first, piece.end, whole=whole, modified=piece.modified
-                )
-                for batch in batches:
+                for batch in read_chunk(storage, piece.name, piece.first, piece.end, modified=piece.modified):
                     piece = piece._replace(first=piece.first + batch.num_rows)
                     yield batch
             except DataLossError as e:
@@ -247,9 +241,9 @@ class Deletions:
         find: Callable[[int], Found | None] | None = None,
     ) -> None:
         self._storage = storage
-        self._log_id = log_id
         self._fails = fails
-        self._find = find or self._find_here
+        act = partial(find_id, storage, log_id)
+        self._find = find or (lambda id_: retry_reading(partial(act, id_), storage.retry_seconds))
 
     def resume(self, piece: Chunk, end: int, gone: DataLossError) -> Chunk:
         """Return what to read next. Called when the ids of ``piece`` are gone. Its end stays.
@@ -283,6 +277,3 @@ class Deletions:
             _what(self._storage, first, skipped) if is_deleted else gone,
         )
         return piece._replace(first=skipped)
-
-    def _find_here(self, id_: int) -> Found | None:
-        return retry_reading(partial(find_id, self._storage, self._log_id, id_), self._storage.retry_seconds)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from zmq_datasource.errors import LogLockedError
 from zmq_datasource.host import failpoints
 from zmq_datasource.log.chunk import read_facts
+from zmq_datasource.log.facts import ChunkFacts
+from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import writing
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex, read_index
@@ -22,16 +24,14 @@ class OpenedLog(NamedTuple):
         hold: The lock of the writer.
         head: The head of the writer.
         chunks: Its chunks.
-        saved: The state of the newest chunk; empty if there is none.
-        past: The latest time of all rows so far, in microseconds since the epoch.
+        facts: Those of the newest chunk; None if there is none.
     """
 
     log_id: str
     hold: Hold
     head: HeadWriter
     chunks: ChunkIndex
-    saved: bytes
-    past: int
+    facts: ChunkFacts | None
 
 
 def open_for_writing(storage: LogStorage, lock_wait: float) -> OpenedLog:
@@ -50,24 +50,18 @@ def open_for_writing(storage: LogStorage, lock_wait: float) -> OpenedLog:
             failpoints.reach("log.recovery.after_lock")
             head = HeadWriter(storage.store)
             head.take_over()  # before anything is listed, written or deleted: see ``fence``
-            return OpenedLog(storage.log_id_again(), hold, head, *_recover(storage, head))
+            log_id = storage.log_id_again()
+            storage.tidy_up()
+            index = read_index(storage)
+            newest = index.newest
+            storage.fence = Fence(storage.store, hold, head, newest)
+            facts = None if newest is None else read_facts(storage, newest.name)
+        except FileNotFoundError as e:
+            hold.release()
+            raise LogLockedError(
+                f"opening {storage}: another process writes it, and has deleted the newest chunk, {e.filename}"
+            ) from e
         except BaseException:
             hold.release()
             raise
-
-
-def _recover(storage: LogStorage, head: HeadWriter) -> tuple[ChunkIndex, bytes, int]:
-    """Read chunks, state and time."""
-    storage.tidy_up()
-    try:
-        index = read_index(storage)
-        newest = index.newest
-        storage.start_fence(head, newest)
-        if newest is None:
-            return index, b"", 0
-        facts = read_facts(storage, newest.name)
-    except FileNotFoundError as e:
-        raise LogLockedError(
-            f"opening {storage}: another process writes it, and has deleted chunk {e.filename}, which was the newest"
-        ) from e
-    return index, facts.state, facts.past
+    return OpenedLog(log_id, hold, head, index, facts)

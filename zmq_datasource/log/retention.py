@@ -7,8 +7,8 @@ The order, in which no step can be left out:
 2. It reads all leases again. A reader that started before this has a lease, and if that needs more, nothing is deleted.
 3. It puts a head that says so: from here on, the chunks count for nobody. Then it deletes them, the oldest first.
 
-A chunk has expired when ``walRetention`` has passed, by the wall clock, since it was sealed. If the wall clock jumps
-ahead, only chunks go that no lease needs. If it is set back, the time of the chunks that are there begins again.
+A chunk has expired when ``walRetention`` has passed, by the wall clock, since it was sealed. So if the wall clock is
+wrong, only chunks go too early that no lease needs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from zmq_datasource.errors import LogError, LogLockedError, LogWriteError
+from zmq_datasource.errors import LogError, LogLockedError
 from zmq_datasource.log.head import HeadWriter
 from zmq_datasource.log.index import ChunkIndex
+from zmq_datasource.log.layout import Chunk
 from zmq_datasource.log.silence import Leases
 from zmq_datasource.log.storage import LogStorage
 
@@ -33,12 +34,10 @@ _log = logging.getLogger(__name__)
 _RESERVED_CHUNKS = 5
 # How often the silence of leases is written, if nothing else is.
 _SILENCE_SECONDS = 600.0
-# After this time of deleting, the sealing thread gets its turn.
-_ROUND_SECONDS = 3.0
 
 
 class Retention:
-    """Deletes chunks of a log, in the sealing thread.
+    """Deletes chunks of a log. For one thread, but any thread may ask whether the log is full.
 
     Args:
         storage: The log.
@@ -86,6 +85,8 @@ class Retention:
         self._clock, self._monotonic = clock, monotonic
         self._looked_at = -math.inf
         self._next_silence = 0.0
+        # No longer in the index; their files still take room.
+        self._deleting: Sequence[Chunk] = ()
         self._tidying = threading.Lock()
         self.needed = 0
 
@@ -101,10 +102,12 @@ class Retention:
         # does not count: otherwise a chunk larger than the limit would end receiving for good.
         index = self._index
         spent = index.chunks == 1 and (self._discards or index.durable_end <= self.needed)
-        return (0 if spent else index.size) + self._unsealed_bytes()
+        deleting = sum(chunk.size for chunk in self._deleting)
+        return (0 if spent else index.size) + deleting + self._unsealed_bytes()
 
     @property
-    def _needs_room(self) -> bool:
+    def needs_room(self) -> bool:
+        """Whether the log is full, or will soon be."""
         return self._occupied + self._reserved_bytes >= self._max_bytes
 
     def begin(self, head: HeadWriter) -> None:
@@ -121,14 +124,14 @@ class Retention:
 
     def end(self) -> None:
         """Write the silence of leases for the next writer."""
-        self._leases.look()
+        self._look()
         self._write_silence()
 
     def tidy(self) -> None:
         """Read the leases if it is time for that, and delete what can go.
 
-        If a file cannot be deleted, a warning reports it, the file counts in the log's size, and a later call repeats
-        the deletion. The receiving thread must not call this, because a directory may answer slowly.
+        If a file cannot be deleted, a warning reports it, the file still takes room, and a later call repeats the
+        deletion.
 
         Raises:
             LogLockedError: Another process has the log.
@@ -139,9 +142,8 @@ class Retention:
                 return
             self._looked_at = now
             try:
-                self._look(self._index.all[0].end if self.full and self._index.all else 0)
-                if self._index.deleting is None:
-                    self._begin_deleting()
+                self._look()
+                self._begin_deleting()
                 self._delete()
                 if now >= self._next_silence:
                     self._write_silence()
@@ -154,15 +156,14 @@ class Retention:
     def _pause(self) -> float:
         """Seconds between two looks."""
         pause = max(self.look_seconds, self._storage.request_interval)
-        if not self._needs_room:
+        if not self.needs_room:
             return pause
         if self._discards and (self.full or not self._storage.request_interval):
             return 0.0  # receiving does not wait for a reader, so it need not wait for a look either
         return pause / 4
 
-    def _look(self, make_room: int = 0) -> None:
-        needed = self._leases.look(make_room)
-        self.needed = self._index.durable_end if needed is None else needed
+    def _look(self) -> None:
+        self.needed = self._leases.look(self._index.durable_end, self.full)
 
     def _begin_deleting(self) -> None:
         """Choose chunks, and take them out of the log, by the steps at the top of this module."""
@@ -176,39 +177,24 @@ class Retention:
                 self._write_head(announced=below)
                 self._look()
             if self.needed < below:  # a new reader was quicker
-                self._write_head(announced=max(head.deleted, min(head.announced, self.needed)))
                 return
         self._write_head(announced=max(head.announced, below), deleted=below)
-        # The merging thread may have made one chunk of some of them and of the next ones. That one stays.
-        self._index.delete_below(below)
+        self._deleting = (*self._deleting, *self._index.delete_below(below))
 
     def _delete(self) -> None:
-        deadline = self._monotonic() + _ROUND_SECONDS
-        # From the front, so that a crash leaves no hole.
-        while chunk := self._index.deleting:
-            try:
-                self._storage.delete_chunk(chunk)
-            except LogWriteError as e:
-                _log.warning("%s", e)
-                return
-            self._index.deleted()
-            if self._monotonic() >= deadline:
-                self._looked_at = -math.inf
-                return
+        while self._deleting:
+            self._storage.delete_chunk(self._deleting[0])
+            self._deleting = self._deleting[1:]
 
     def _removable(self) -> int:
         """All ids below this one can go: the chunks have expired and no reader needs them, or they must make room."""
-        index, expired = self._index, math.inf
-        if self._seconds:
-            now = self._clock()
-            index.limit_sealing_times(now)  # the clock may have been ahead
-            expired = now - self._seconds
+        index, now = self._index, self._clock()
         over, below = index.size + self._reserved_bytes - self._max_bytes, index.earliest
         for chunk in index.all[:-1]:
             is_done = chunk.end <= self.needed
-            if not (is_done and chunk.sealed_at <= expired) and not (
-                (is_done or self._discards) and over > 0
-            ):
+            # While a clock was ahead, chunks of the future were sealed. They do not stay until then.
+            has_expired = not self._seconds or abs(now - chunk.sealed_at) >= self._seconds
+            if not (is_done and has_expired) and not ((is_done or self._discards) and over > 0):
                 break
             over -= chunk.size
             below = chunk.end

@@ -34,21 +34,14 @@ class Retrier:
 
     Args:
         seconds: How long to repeat an act; 0 for not at all.
-        meanwhile: Called between two attempts; may make room, and raises nothing.
         last: The error of an act that was refused until the end.
 
     Attributes:
         fault: Why the store refuses at present; None if it does not.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        meanwhile: Callable[[], None] = lambda: None,
-        last: type[LogWriteError] = LogWriteError,
-    ) -> None:
+    def __init__(self, seconds: float, last: type[LogWriteError] = LogWriteError) -> None:
         self._seconds = seconds
-        self._meanwhile = meanwhile
         self._last = last
         self._deadline = math.inf
         self.fault: str | None = None
@@ -85,7 +78,6 @@ class Retrier:
                 check_signals()
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                self._meanwhile()
             else:
                 if self.fault is not None:
                     _log.warning("the store answers again after %.1f s", time.monotonic() - began)

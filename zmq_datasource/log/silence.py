@@ -6,15 +6,15 @@ The rules:
   head, so that the next writer continues it. Time in which no writer ran counts by the wall clock, but at each start of
   a writer as a tenth of the timeout at most. So no single reading of a wall clock drops a lease, and many short runs
   do.
-* A lease is dropped if it was silent for longer than its timeout, its name is free, and another lease lives. If none
-  lives, the one with the highest id stays. Before the first lease, a log keeps everything.
+* A lease is dropped if it was silent for longer than its timeout, its name is free, and another lease lives. In a full
+  log, the lease of a query without a name needs only to be silent. If none lives, the one with the highest id stays.
+  Before the first lease, a log keeps everything.
 * A damaged lease may need everything, so nothing is deleted until it is restored or dropped. The others go on.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 
@@ -36,26 +36,16 @@ class Leases:
 
     Args:
         storage: The log.
-        retention: Seconds of silence after which the lease of a query without a name counts no more (``walRetention``).
         keeps_unread: Whether the log keeps everything before its first lease, and what its last lease needs. Not for a
             proxy, which also sends messages on when nobody reads its log.
         clock: Returns seconds, monotonic.
-
-    Attributes:
-        slowest: The lease that needs the lowest id, as of the last look; None if there is none.
     """
 
     def __init__(
-        self,
-        storage: LogStorage,
-        retention: float = math.inf,
-        *,
-        keeps_unread: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        self, storage: LogStorage, *, keeps_unread: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._storage = storage
         self._files = LeaseFiles(storage)
-        self._retention = retention
         self._keeps_unread = keeps_unread
         self._clock = clock
         # A step counts at most three times as long as it should be: a stopped machine sees no change, either.
@@ -65,7 +55,6 @@ class Leases:
         self._silent: dict[str, float] = {}
         self._looked_at = clock()
         self._faults = LimitedLog(__name__, "leases that cannot be read")
-        self.slowest: Lease | None = None
 
     @property
     def silent(self) -> dict[str, float]:
@@ -92,7 +81,7 @@ class Leases:
         """
         gap = max(0.0, now - head.at)
         self._leases, self._silent = {}, head.silent
-        self._read_changed(lambda lease: min(gap, _LARGEST_GAP * self._timeout(lease)))
+        self._read_changed(lambda lease: min(gap, _LARGEST_GAP * lease.timeout))
         self._looked_at = self._clock()
         for key, lease in self._leases.items():
             if lease.next > end:
@@ -103,29 +92,26 @@ class Leases:
                     "new checkpoint"
                 )
 
-    def look(self, make_room: int = 0) -> int | None:
+    def look(self, end: int, full: bool = False) -> int:
         """Read the leases that have changed, and drop those that count no more.
 
         Args:
-            make_room: The log is full, and this is the end of its first chunk: a query without a name that has ended
-                and needs that chunk is dropped before its time, unless a named reader needs it, too.
+            end: The id after the last one of the log.
+            full: Whether the log is full: leases without a name count no more if they are silent at all.
 
         Returns:
-            The lowest id that a reader needs; None if nothing is needed.
+            The lowest id that a reader needs; ``end`` if nothing is needed.
 
         Raises:
             LogError: The leases cannot be listed or read now, or another process has the log.
         """
         step = min(self._clock() - self._looked_at, self._longest_step)
         self._read_changed(lambda lease: step)
-        self._looked_at = (
-            self._clock()
-        )  # a lease that was written during the look has not been silent for as long
-        self._drop_silent(make_room)
-        self.slowest = min(self._leases.values(), key=lambda lease: lease.next, default=None)
-        if len(self._leases) < len(self._entries) or (self.slowest is None and self._keeps_unread):
+        self._looked_at = self._clock()  # now: a lease that was written during the look was silent for less
+        self._drop_silent(full)
+        if len(self._leases) < len(self._entries) or (not self._leases and self._keeps_unread):
             return 0
-        return None if self.slowest is None else self.slowest.next
+        return min((lease.next for lease in self._leases.values()), default=end)
 
     def _read_changed(self, step: Callable[[Lease], float]) -> None:
         """Read the leases that have changed, and those that are damaged; add ``step`` to the silence of the others."""
@@ -148,19 +134,13 @@ class Leases:
                 silent[lease.beat] = 0.0 if known is None else known + step(lease)
         self._leases, self._entries, self._silent = leases, entries, silent
 
-    def _timeout(self, lease: Lease) -> float:
-        return self._retention if lease.timeout is None else lease.timeout
-
-    def _drop_silent(self, make_room: int) -> None:
-        leases = self._leases
-        if any(lease.timeout is not None and lease.next < make_room for lease in leases.values()):
-            make_room = 0
-        silent: dict[str, Lease] = {}
-        for key, lease in leases.items():
-            in_the_way = lease.timeout is None and lease.next < make_room
-            if self._silent[lease.beat] > (0.0 if in_the_way else self._timeout(lease)):
-                silent[key] = lease
-        if silent and self._keeps_unread and len(silent) == len(leases):
+    def _drop_silent(self, full: bool) -> None:
+        silent = {
+            key: lease
+            for key, lease in self._leases.items()
+            if self._silent[lease.beat] > (0.0 if full and not lease.named else lease.timeout)
+        }
+        if silent and self._keeps_unread and len(silent) == len(self._leases):
             del silent[max(silent, key=lambda key: silent[key].next)]
         for key, lease in silent.items():
             self._drop(key, lease)
@@ -172,20 +152,15 @@ class Leases:
         except LogLockedError:
             return
         try:
-            if self._files.find(key) != self._entries[key]:  # it has run meanwhile
+            if self._files.entries().get(key) != self._entries[key]:  # it has run meanwhile
                 return
             self._storage.check_writer()  # another writer may have the log, and keep this lease for longer
-            option = "readerTimeout" if lease.subscriber is None else "subscriberExpiry"
             _log.log(
-                # Each run of an unnamed query leaves a lease, so dropping it needs no warning.
-                logging.INFO if lease.timeout is None else logging.WARNING,
+                # Each run of a query without a name leaves a lease, so dropping it needs no warning.
+                logging.WARNING if lease.named else logging.INFO,
                 "log %s: dropped the lease of reader %r, which needed the messages from id %d on: it has been silent "
-                "for %.0f s (%s). If it comes back and misses messages, failOnDataLoss decides",
-                self._storage.root,
-                lease.name,
-                lease.next,
-                self._silent[lease.beat],
-                "walRetention: it has no name" if lease.timeout is None else option,
+                "for %.0f s. If it comes back and misses messages, failOnDataLoss decides",
+                *(self._storage.root, lease.name, lease.next, self._silent[lease.beat]),
             )
             self._files.remove(key)
             del self._leases[key], self._entries[key]

@@ -27,7 +27,7 @@ from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.fence import Fence
 from zmq_datasource.log.files import MOUNT_AGAIN, gone
-from zmq_datasource.log.head import HeadWriter
+from zmq_datasource.log.head import overtaken
 from zmq_datasource.log.layout import (
     CHUNKS_NAME,
     FORMAT_VERSION,
@@ -47,7 +47,6 @@ from zmq_datasource.log.store import Content, Entry, Hold, Store
 from zmq_datasource.options.types import Location
 
 _DIRECTORIES = (CHUNKS_NAME, HEAD_NAME, MERGED_NAME, READERS_NAME)
-_LEISURE_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -59,6 +58,10 @@ class LogStorage:
         store: The store of the log; or the URI of a bucket; or the absolute path or ``file:`` URI of a directory.
         retry_seconds: Seconds for which reading a chunk is repeated while the store refuses.
 
+    Attributes:
+        fence: Checks, in each put of a chunk and in ``check_writer``, that no other writer has the log. None if this
+            object only reads.
+
     Raises:
         OptionError: The location is none of these.
         DiskFaultError, LogWriteError: By each method: see ``Store``.
@@ -69,8 +72,7 @@ class LogStorage:
             store = bucket_at(store)
         self.store: Store = DirectoryStore(store) if isinstance(store, str) else store
         self.retry_seconds = retry_seconds
-        self._writer: Hold | None = None  # if this object writes
-        self._fence: Fence | None = None
+        self.fence: Fence | None = None
 
     @property
     def root(self) -> str:
@@ -82,9 +84,6 @@ class LogStorage:
         """The directory of the log; None in a bucket."""
         return self.store.root if isinstance(self.store, DirectoryStore) else None
 
-    def __repr__(self) -> str:
-        return f"LogStorage({self.root!r})"
-
     def __str__(self) -> str:
         return f"log {self.root}"
 
@@ -95,7 +94,7 @@ class LogStorage:
     @property
     def request_interval(self) -> float:
         """Seconds between two acts that can wait: 0 in a directory, 10 in a bucket (providers charge for requests)."""
-        return 0.0 if isinstance(self.store, DirectoryStore) else _LEISURE_SECONDS
+        return 0.0 if isinstance(self.store, DirectoryStore) else 10.0
 
     # The log's id.
 
@@ -226,11 +225,10 @@ class LogStorage:
             raise DiskFaultError(f"reading {self}: no chunk is there any more. {MOUNT_AGAIN}")
         raise LogFormatError(f"reading {self}: its listing shows chunks that cannot be opened")
 
-    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
+    def open_sealed(self, name: str, modified: float | None = None) -> pa.NativeFile:
         """Open a chunk for reading; FileNotFoundError if it is gone.
 
         Args:
-            whole: Whether most of it will be read, and not only its end.
             modified: The modification time of its object. Another object in its place counts as gone: a writer that had
                 lost the log has put it. None opens any.
 
@@ -239,10 +237,10 @@ class LogStorage:
         """
         key = key_of(name)
         try:
-            file = self.store.open(key, whole)
+            file = self.store.open(key)
         except FileNotFoundError:
             self.log_id_again()
-            file = self.store.open(key, whole)  # the log was perhaps away for a moment
+            file = self.store.open(key)  # the log was perhaps away for a moment
         if modified is not None:
             found = self.store.find(key)  # now, so that it is the entry of the opened object, or of none
             if found is None or found.modified != modified:
@@ -260,39 +258,31 @@ class LogStorage:
             LogLockedError: Another writer has put a chunk there, or has taken over: this chunk does not count.
             DiskFaultError: The store refuses for now, or has lost its content.
         """
-        if self._fence is not None:
-            self._fence.check()
+        self.check_writer()
         name = chunk_name(first)
         failpoints.reach("log.chunk.before_put")
         try:
             self.store.put_new(key_of(name), content)
         except KeyTakenError as e:
-            error = LogLockedError(
-                f"writing to {self}: another process has put {self.path_of(name)}, with other messages under the ids "
-                f"from {first} on. What this process has received and not sealed is lost; start it again, and it "
-                "follows or takes over"
+            error = overtaken(
+                self.store, f"another process has put {self.path_of(name)}, with other messages"
             )
-            raise (error if self._fence is None else self._fence.close(error)) from e
+            raise (error if self.fence is None else self.fence.close(error)) from e
         failpoints.reach("log.chunk.after_put")
-        return None if self._fence is None else self._fence.advance(first)
+        return None if self.fence is None else self.fence.advance(first)
 
     def put_merged(self, name: str, content: Content) -> Entry:
         """Write a merged chunk; return its entry. The writer may repeat the call. Raises what ``put_chunk`` does."""
         key = key_of(name)
-        if self._fence is not None:
-            self._fence.check()
+        self.check_writer()
         with suppress(KeyTakenError):  # an earlier writer has put it late: it has the same rows
             self.store.put_new(key, content)
         found = self.store.find(key)
-        if self._fence is not None:
-            self._fence.check_head()
+        if self.fence is not None:
+            self.fence.check_head()
         if found is None:
             raise gone(f"writing to {self}", self.store.path_of(key))
         return found
-
-    def start_fence(self, head: HeadWriter, newest: Chunk | None) -> None:
-        """Begin to check, in each put of a chunk and in ``check_writer``, that no other writer has the log."""
-        self._fence = Fence(self.store, head, newest)
 
     def delete_chunk(self, chunk: Chunk) -> None:
         """Delete a chunk, if it is there."""
@@ -317,32 +307,19 @@ class LogStorage:
         Raises:
             LogLockedError: Another writer has the log; the error names its process.
         """
-        self._fence = None
+        self.fence = None
         try:
-            self._writer = self.store.hold(LOCK_NAME, wait)
+            return self.store.hold(LOCK_NAME, wait)
         except LogLockedError as e:
             option = "walStore" if self.directory is None else "walLocation"
             raise LogLockedError(
                 f"opening {self}: {e}; stop that query or proxy, or give this one a {option} of its own"
             ) from e
-        return self._writer
 
     def check_writer(self) -> None:
-        """Check early that this process still holds the log, and that the store is there.
-
-        This check is not needed for safety: ``put_chunk`` alone keeps two writers apart.
-
-        Raises:
-            LogLockedError: Another process holds the log.
-            DiskFaultError: The store has lost its content.
-        """
-        if self._writer is not None and (lost := self._writer.lost):
-            raise LogLockedError(
-                f"writing to {self}: this process has lost the lock, which is held by {lost}. What it has received and "
-                "not sealed is lost; start it again, and it follows or takes over"
-            )
-        if self._fence is not None:
-            self._fence.check()
+        """Check that no other process writes the log, and that the store is there. Raises what ``Fence.check`` does."""
+        if self.fence is not None:
+            self.fence.check()
 
     def writer(self) -> str | None:
         """The name of the process that writes the log now; None if there is none."""

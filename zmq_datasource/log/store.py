@@ -75,13 +75,10 @@ class Store(Protocol):
     def find(self, key: str) -> Entry | None:
         """The entry of one object in ``list``; None if there is none."""
 
-    def open(self, key: str, whole: bool = True) -> pa.NativeFile:
+    def open(self, key: str) -> pa.NativeFile:
         """Open an object for reading at any place.
 
         A later read may also raise DiskFaultError or OSError, and FileNotFoundError if the object is deleted.
-
-        Args:
-            whole: Whether most of the object will be read, and not only its end.
 
         Raises:
             FileNotFoundError: There is no such object.

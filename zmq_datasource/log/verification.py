@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from zmq_datasource.errors import DataLossError, DiskFaultError, LogError, LogFormatError
-from zmq_datasource.log.chunk import damage_of, read_facts
+from zmq_datasource.errors import DataLossError, DiskFaultError, LogError
+from zmq_datasource.log.chunk import damage_of
 from zmq_datasource.log.head import read_head
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.layout import HEAD_NAME, Chunk
@@ -23,71 +23,43 @@ class Damage(NamedTuple):
     what: str
 
 
-def verify_log(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
+def verify_log(storage: LogStorage) -> Iterator[Damage]:
     """Check every checksum of a log, and yield the damaged and missing files.
 
     The log may be written meanwhile. A file that its writer deletes meanwhile does not count as missing.
 
-    Args:
-        done: Called with the path of each checked file.
-
     Raises:
         DiskFaultError: A file cannot be read now.
     """
-    try:
-        storage.log_id()
-    except DiskFaultError:
-        raise
-    except LogError as e:
-        yield Damage(storage.root, str(e))
-    yield from _verify_chunks(storage, done)
     leases = LeaseFiles(storage)
-    for key in sorted(leases.entries()):
-        yield from _damage_at(leases.path_of(key), lambda key=key: leases.read(key))  # type: ignore[misc]
-        done(leases.path_of(key))
-    yield from _damage_at(storage.store.path_of(HEAD_NAME), lambda: read_head(storage.store))
-    done(storage.store.path_of(HEAD_NAME))
-
-
-def _verify_chunks(storage: LogStorage, done: Callable[[str], None]) -> Iterator[Damage]:
-    try:
-        chunks = read_index(storage).all
-    except DiskFaultError:
-        raise
-    except LogError as e:  # the newest chunk, or the head; what else is damaged is found file by file
-        yield Damage(storage.path_of(""), str(e))
-        chunks = [*(_whole(storage, chunk) for chunk in storage.chunks()), *storage.merged()]
-    for chunk in chunks:
-        path = storage.path_of(chunk.name)
+    records: list[tuple[str, Callable[[], object]]] = [
+        (storage.root, storage.log_id),
+        *((leases.path_of(key), partial(leases.read, key)) for key in sorted(leases.entries())),
+        (storage.store.path_of(HEAD_NAME), partial(read_head, storage.store)),
+        (storage.path_of("state"), partial(read_saved_state, storage)),
+        (storage.path_of(""), partial(read_index, storage)),
+    ]
+    for path, read in records:
+        try:
+            read()
+        except DiskFaultError:
+            raise
+        except LogError as e:
+            yield Damage(path, str(e))
+    for chunk in _chunks(storage):
         try:
             damage = damage_of(storage, chunk)
         except DataLossError as e:  # it is lost, or the next chunk; or it was deleted or merged meanwhile
-            damage = str(e) if _is_listed(storage, chunk) else None
+            damage = str(e) if chunk.name in {it.name for it in _chunks(storage)} else None
         if damage is not None:
-            yield Damage(path, damage)
-        done(path)
-    yield from _damage_at(storage.path_of("state"), lambda: read_saved_state(storage))
+            yield Damage(storage.path_of(chunk.name), damage)
 
 
-def _whole(storage: LogStorage, chunk: Chunk) -> Chunk:
-    """A sealed chunk with its end; as it was listed, with one id, if its end cannot be read."""
-    with suppress(LogError, FileNotFoundError):
-        return chunk._replace(end=read_facts(storage, chunk.name).end)
-    return chunk
-
-
-def _is_listed(storage: LogStorage, chunk: Chunk) -> bool:
-    """Whether a new listing has the chunk, too."""
-    with suppress(LogFormatError):
-        return any(it.name == chunk.name for it in read_index(storage).covering(chunk.first, chunk.end))
-    return True
-
-
-def _damage_at(path: str, read: Callable[[], object]) -> Iterator[Damage]:
-    """Call ``read``, and yield its error as the damage of a file."""
+def _chunks(storage: LogStorage) -> Sequence[Chunk]:
+    """The chunks that count. If the newest one or the head is damaged, all that are there, as if each had one id."""
     try:
-        read()
+        return read_index(storage).all
     except DiskFaultError:
         raise
-    except LogError as e:
-        yield Damage(path, str(e))
+    except LogError:
+        return [*storage.chunks(), *storage.merged()]

@@ -182,7 +182,7 @@ class SourceMonitor:
                 storage, log = self._source.storage, self._source.contents
                 pieces = slices(log.covering(start, start + 1), start, start + 1)
                 merged = Deletions(storage, log.log_id, fails=True)
-                batch = next(read_slices(storage, pieces, whole=False, deletions=merged), None)
+                batch = next(read_slices(storage, pieces, merged), None)
             except DataLossError:  # the message's batch is finished, and its chunk was deleted meanwhile
                 return None
             except LogError as e:  # reading the rows raises it, too

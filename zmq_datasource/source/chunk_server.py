@@ -126,7 +126,7 @@ def answer(storage: LogStorage, log_id: str, request: Request) -> list[Any]:
             case Find(id=id_):
                 found = find_id(storage, log_id, id_)
             case Read(name=name, place=place, length=length, modified=modified):
-                with storage.open_sealed(name, whole=False, modified=modified) as file:
+                with storage.open_sealed(name, modified) as file:
                     size = file.size()
                     file.seek(min(max(0, size + place if place < 0 else place), size))
                     content = memoryview(file.read(length))

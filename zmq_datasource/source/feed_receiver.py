@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | waiting | waits for another process that receives the same into the log (``standby``) | The log's lock is free. |
 | receiving | receives, and pauses while the log can take nothing (``receive_loop``) | ``stop``, or an error |
-| draining | receives what libzmq and the kernel still have | silence, or ``Filler.drain_seconds`` |
+| draining | receives what libzmq and the kernel still have | silence, or the ``drain_seconds`` of the filler |
 | ended | nothing; the sockets and the lock are free | |
 
 The rules:
@@ -30,10 +30,10 @@ from zmq_datasource.errors import LogError, LogLockedError, SocketError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import allow_many_files
 from zmq_datasource.host.signals import check_signals, forget_signal, is_signalled
-from zmq_datasource.log import LOCK_WAIT_SECONDS, Filler, LogWriter
+from zmq_datasource.log import LOCK_WAIT_SECONDS, LogWriter
 from zmq_datasource.options import ReceiveOptions, StreamReadOptions
 from zmq_datasource.source.facts import SourceFacts
-from zmq_datasource.source.filling import Filling, filling_of
+from zmq_datasource.source.filling import Filler, Filling, filling_of
 from zmq_datasource.source.location import log_storage
 from zmq_datasource.source.receive_loop import ReceiveLoop, Stopping
 from zmq_datasource.source.receiver import WAIT_SECONDS

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from zmq_datasource.acknowledged.acceptor import Acceptor, Terms
 from zmq_datasource.acknowledged.attempt_files import AttemptFiles
 from zmq_datasource.acknowledged.transactions import CommittedTransactions
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import LogFormatError
-from zmq_datasource.log import STORE_RETRY_SECONDS, CarriedState, Filler, LogStorage, LogWriter
+from zmq_datasource.log import STORE_RETRY_SECONDS, CarriedState, LogStorage, LogWriter
 from zmq_datasource.options import ProxyOptions, StreamReadOptions
 from zmq_datasource.source.receiver import REPLAY_SECONDS, LogReceiver, Publisher, Receiver
 from zmq_datasource.transport.spec import SocketSpec
+
+# Receives messages from sockets and appends them to a log; for one thread, in a ``with`` block.
+Filler: TypeAlias = LogReceiver | Acceptor
 
 # The largest transaction for a log in a bucket: it is one object, which is in memory while it is put.
 _MOST_OBJECT_BYTES = 1 << 30

@@ -114,8 +114,8 @@ class Intake(CarriedState):
         return batch, findings
 
     def _note_malformed(self, fields: Fields, origin: Callable[[int], Arrival], findings: Findings) -> None:
-        self._counters.control += fields.skipped + len(fields.announced)
-        self._counters.malformed += len(fields.malformed)
+        self.counters.control += fields.skipped + len(fields.announced)
+        self.counters.malformed += len(fields.malformed)
         findings.malformed += [
             MalformedMessage(reason, origin(row).endpoint) for row, reason in fields.malformed
         ]
@@ -192,7 +192,7 @@ class Intake(CarriedState):
         origins = self._endpoints([arrival._replace(messages=len(kept))])
         fields = self._framing.decode(raw)
         batch = make_batch(self._options.framing, fields, raw, [(timestamp, len(kept))], origins)
-        self._counters.replayed += len(kept)
+        self.counters.replayed += len(kept)
         self._count(batch)
         return batch, tracked
 
@@ -209,7 +209,7 @@ class Intake(CarriedState):
         if batch.num_rows:
             # Without a value in the batch, Arrow's sum is null.
             size = pc.sum(pc.binary_length(batch.column("value"))).as_py() or 0
-            self._counters.count(batch.num_rows, size)
+            self.counters.count(batch.num_rows, size)
 
     # log.CarriedState
 

@@ -82,14 +82,15 @@ class QueryLog:
     def _keep_everything(self) -> None:
         """Write the query's lease, so that nothing is deleted while the query chooses where to begin."""
         options = self._options
-        self.reader = Reader(self.storage, options.reader, options.reader_timeout, STORE_RETRY_SECONDS)
+        timeout = options.wal_retention if options.reader is None else options.reader_timeout
+        self.reader = Reader(self.storage, options.reader, timeout, STORE_RETRY_SECONDS)
         try:
             announced = self.reader.open()
             if self.filling is None:
                 self._follower.refresh_now()
             self.begins_at = max(announced, self.contents.earliest)
         except BaseException:
-            self.reader.discard()
+            self.reader.close(started=False)
             raise
 
     def start(self) -> None:
@@ -104,7 +105,7 @@ class QueryLog:
             if self.receiver is not None:
                 self.receiver.start()
         except BaseException:
-            self.reader.discard()
+            self.reader.close(started=False)
             self._stop_receiving()
             raise
 
@@ -183,10 +184,7 @@ class QueryLog:
         end = self._refresh()  # in a long batch Spark asks for no offset, so nothing else lists new chunks
         if self._stored_end != end:
             try:
-                newest = self._follower.newest
-                self._stored = read_counters(
-                    read_saved_state(self.storage, None if newest is None else newest.first)
-                )
+                self._stored = read_counters(read_saved_state(self.storage))
                 self._stored_end = end
             except LogError as e:
                 self._faults.warn("%s", e)
@@ -204,7 +202,4 @@ class QueryLog:
                 self.receiver.stop()
         finally:
             self._faults.flush()
-            if self._started:
-                self.reader.close()
-            else:  # the query did not start: delete the lease that it has written
-                self.reader.discard()
+            self.reader.close(self._started)

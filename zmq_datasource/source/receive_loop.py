@@ -18,7 +18,8 @@ from typing import TypeAlias
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.host.signals import StopFlag
-from zmq_datasource.log import Filler, LogWriter
+from zmq_datasource.log import LogWriter
+from zmq_datasource.source.filling import Filler
 from zmq_datasource.source.sealing import LEAST_SECONDS, LastSeal, seal_time
 
 Stopping: TypeAlias = threading.Event | StopFlag
@@ -51,7 +52,7 @@ class ReceiveLoop:
         cut_off: Whether messages still came when the time for draining was over.
         tick_seconds: How often a pause checks whether its cause is over.
         quiet_seconds: At the end, messages are received until none has come for this long, or
-            ``Filler.drain_seconds`` are over.
+            the ``drain_seconds`` of the filler are over.
         refused_seconds: How long the end waits for a disk that refuses.
     """
 

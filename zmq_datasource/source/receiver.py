@@ -284,10 +284,13 @@ class Receiver:
 
 
 class LogReceiver:
-    """Appends the batches of a receiver to a log: the ``log.Filler`` of SUB and PULL sockets.
+    """Appends the batches of a receiver to a log.
 
     Args:
         log: Open it before the ``with`` block. It reads the state of ``receiver.intake`` whenever it cuts.
+
+    Attributes:
+        drain_seconds: Limit of the time for which messages on their way are received after a stop.
     """
 
     def __init__(self, receiver: Receiver, log: LogWriter) -> None:
@@ -310,13 +313,19 @@ class LogReceiver:
         self.receiver.__exit__(*error)
 
     def receive(self, gather: float = 0.0) -> int:
-        """Receive for one round, and append a batch that is ready. Returns the number of messages received."""
+        """Receive for one round, and append a batch that is ready. Returns the number of messages received.
+
+        Raises:
+            LogError: The log has failed for good.
+            SocketError: Receiving must end. Messages that were received before are in the log.
+        """
         received = self.receiver.receive(gather=gather)
         if self.receiver.batch_ready:
             self._append()
         return received
 
     def wake(self) -> None:
+        """End a call of ``receive`` that waits or gathers. Any thread may call this."""
         self.receiver.wake()
 
     def cut(self) -> Future[int]:
@@ -348,6 +357,7 @@ class LogReceiver:
         self.receiver.extend_timeouts()
 
     def facts(self) -> FillerFacts:
+        """The figures. Any thread may call this at any time."""
         tracker = self.receiver.intake.tracker
         known = () if tracker is None else (tracker.totals, len(tracker.expected), len(tracker.gaps))
         receiver = self.receiver

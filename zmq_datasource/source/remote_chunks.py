@@ -44,12 +44,10 @@ from zmq_datasource.transport.spec import SocketSpec
 _AGAIN_SECONDS, _GIVE_UP_SECONDS = 5.0, 90.0
 # How often to try to send a request while there is no connection.
 _UNSENT_SECONDS = 0.005
-# So much of a chunk's end is read first: its index, and the writer's state.
-_END_BYTES = 256 << 10
 
 
-class RemoteChunks:
-    """Opens chunks that the driver serves; use it in a ``with`` block, for one act at a time.
+class RemoteChunks(LogStorage):
+    """A log of which the driver opens the chunks; use it in a ``with`` block, for one act at a time.
 
     Args:
         access: The access to the driver's server.
@@ -69,8 +67,8 @@ class RemoteChunks:
         again: float = _AGAIN_SECONDS,
         give_up: float = _GIVE_UP_SECONDS,
     ) -> None:
-        self._access, self._storage = access, storage
-        self.retry_seconds = storage.retry_seconds
+        super().__init__(storage.store, storage.retry_seconds)
+        self._access = access
         self._numbers = itertools.count()
         public, secret = zmq.curve_keypair()
         keys = {"serverkey": access.server_key, "publickey": public, "secretkey": secret}
@@ -91,12 +89,11 @@ class RemoteChunks:
 
     def path_of(self, name: str) -> str:
         """The path of a chunk, for messages."""
-        return f"{self._storage.path_of(name)} of the driver"
+        return f"{super().path_of(name)} of the driver"
 
-    def open_sealed(self, name: str, whole: bool = True, modified: float | None = None) -> pa.NativeFile:
+    def open_sealed(self, name: str, modified: float | None = None) -> pa.NativeFile:
         """Open a chunk. FileNotFoundError if it is gone, OSError if the driver cannot read it."""
-        length = MOST_BYTES if whole else _END_BYTES
-        answer, end = self._ask(Read, name=name, place=-length, length=length, modified=modified)
+        answer, end = self._ask(Read, name=name, place=-MOST_BYTES, length=MOST_BYTES, modified=modified)
         fetch = partial(self._fetch, name, modified)
         return pa.PythonFile(RangeFile(fetch, answer.size, memoryview(end)), mode="r")
 
@@ -111,7 +108,7 @@ class RemoteChunks:
         try:
             return retry_reading(lambda: self._ask(Find, id=id_)[0].found, self.retry_seconds)
         except OSError as e:
-            raise LogFetchError(f"asking the driver about {self._storage}: {e}") from e
+            raise LogFetchError(f"asking the driver about {self}: {e}") from e
 
     def _ask(self, kind: type[Request], **fields: Any) -> tuple[Answer, bytes]:
         """Send a request. Returns the answer and the bytes beside it; OSError if it has an error."""

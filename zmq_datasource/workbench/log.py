@@ -64,8 +64,7 @@ class ReaderSummary(NamedTuple):
         seen: When the lease was last written, in seconds since the epoch.
         silent: For how long a writer of the log has seen no sign of life, in seconds, as it has last noted. After
             ``timeout`` it drops the lease.
-        timeout: ``readerTimeout`` or ``subscriberExpiry``, in seconds; None for a query without a name, which is kept
-            for the ``walRetention`` of the log's writer.
+        timeout: ``readerTimeout`` or ``subscriberExpiry``, in seconds; for a query without a name, ``walRetention``.
     """
 
     name: str
@@ -78,7 +77,7 @@ class ReaderSummary(NamedTuple):
     running: bool
     seen: float
     silent: float
-    timeout: float | None
+    timeout: float
 
 
 class Gone(NamedTuple):
@@ -114,17 +113,15 @@ def summary(storage: LogStorage) -> LogSummary:
 def _received_at(storage: LogStorage, index: ChunkIndex, message_id: int) -> float | None:
     """When a message was received; None if the log does not have it."""
     with suppress(DataLossError):  # deleted since the log was listed
-        for batch in _read(storage, index, message_id, message_id + 1, whole=False):
+        for batch in _read(storage, index, message_id, message_id + 1):
             return float(batch.column("timestamp")[0].value) / 1e6
     return None
 
 
-def _read(
-    storage: LogStorage, index: ChunkIndex, low: int, high: int, *, whole: bool = True
-) -> Iterator[pa.RecordBatch]:
+def _read(storage: LogStorage, index: ChunkIndex, low: int, high: int) -> Iterator[pa.RecordBatch]:
     """The rows of a range, also of chunks that were merged since the log was listed."""
     merged = Deletions(storage, storage.log_id(), fails=True)
-    yield from read_slices(storage, slices(index.covering(low, high), low, high), whole, merged)
+    yield from read_slices(storage, slices(index.covering(low, high), low, high), merged)
 
 
 def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list[ReaderSummary]:
@@ -144,14 +141,14 @@ def readers(storage: LogStorage, clock: Callable[[], float] = time.time) -> list
             if lease is None:  # dropped meanwhile
                 continue
             kind = "query" if lease.subscriber is None else "subscriber"
-        lease = lease or Lease(key, 0)
+        lease = lease or Lease(key, 0, 0.0)
         first = max(lease.next, index.earliest)
         received = _received_at(storage, index, first) if first < index.durable_end else None
         found.append(
             ReaderSummary(
                 lease.name,
                 kind,
-                lease.timeout is not None,
+                lease.named,
                 lease.next,
                 max(0, index.durable_end - first),
                 first - lease.next,
