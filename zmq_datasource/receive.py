@@ -37,7 +37,6 @@ _FIGURES = Figures()
 # How long another thread may keep the interpreter while messages wait to be published. Python's default is 5 ms, which
 # would delay each message by as much.
 _SWITCH_SECONDS = 0.0005
-_REPORT_SECONDS, _START_TICK = 0.5, 0.02
 
 
 def receive_until_stopped(
@@ -74,7 +73,7 @@ def receive_until(
     figures: Figures = _FIGURES,
     ready_file: Path | None = None,
     full_line_seconds: float = _FULL_SECONDS,
-    report: Callable[[Mapping[str, Any]], None] | None = None,
+    report: Callable[[Callable[[], Mapping[str, Any]]], None] | None = None,
 ) -> None:
     """Receive into a log until ``stopping`` is set. Then receive the messages that libzmq still holds, and return.
 
@@ -82,12 +81,13 @@ def receive_until(
 
     Args:
         full_line_seconds: The time between warnings that say why the log is full.
-        report: Called with all figures twice a second while this process receives, in a thread of its own.
+        report: Called in a thread of its own. Its argument returns all figures; none while this process does not
+            receive.
     """
     check_location("walStore", options.wal_store, reach=False)
     status = _Status(options, figures, Readiness(ready_file), full_line_seconds)
     if report is not None:
-        threading.Thread(target=status.report_to, args=(report,), name="zmq-status", daemon=True).start()
+        threading.Thread(target=report, args=(status.figures,), name="zmq-status", daemon=True).start()
     outlet = None
     if prometheus is not None:
         outlet = PrometheusOutlet(status.shown, is_ready=lambda: status.readiness.is_ready)
@@ -145,17 +145,12 @@ class _Status:
         if receiver.log.full and time.monotonic() >= self._next_full_line:
             self._next_full_line = time.monotonic() + self._full_line_seconds
             _log.warning("%s", _why_full(receiver))
-        self._lines.show(self._figures, receiver.log.durable_end)
+        self._lines.show(self.figures, receiver.log.durable_end)
 
-    def report_to(self, report: Callable[[Mapping[str, Any]], None]) -> None:
-        """Report all figures twice a second while this process receives."""
-        while self.receiver.state != "ended":
-            if self.receiver.state == "receiving":
-                report(self._figures())
-            time.sleep(_REPORT_SECONDS if self.readiness.is_ready else _START_TICK)
-
-    def _figures(self) -> dict[str, Any]:
-        """All figures of this process."""
+    def figures(self) -> dict[str, Any]:
+        """All figures of this process; none while it does not receive."""
+        if self.receiver.state != "receiving":
+            return {}
         found = {"nextId": self.receiver.log.durable_end, **self._monitor.metrics()}
         if self._publishing is not None:
             found |= self._publishing.figures()
@@ -191,9 +186,8 @@ def _why_full(receiver: FeedReceiver) -> str:
     )
 
 
-def main() -> None:
+def main(descriptor: int) -> None:
     """Run the proxy of a ``Proxy``, until its process ends or a signal comes."""
-    stop = StopFlag()
-    parent = Parent(stop.set)
+    stop, parent = StopFlag(), Parent(descriptor)
     with stop.on_signals(), parent.telling_errors():
-        receive_until(parse(ProxyOptions, parent.options), stop, report=parent.report)
+        receive_until(parse(ProxyOptions, parent.options), stop, report=partial(parent.report, stop=stop.set))

@@ -96,16 +96,16 @@ def test_only_what_was_acknowledged_does_not_come_again(context: Context, tmp_pa
         it.feed(context, *numbers(0, 10))
         with DurableSubscriber(it.durable, "me", auto_ack=False) as me:
             take(me, 8)
-            me.ack(4, wait=True)
-            assert it.lease("me").next == 5
+            me.ack(4)
             with pytest.raises(OptionError, match="has not come yet"):
                 me.ack(9)
+        assert it.lease("me").next == 5, "the end of the block waits for the disk"
         with pytest.raises(ZeroDivisionError), DurableSubscriber(it.durable, "me") as me:
             assert take(me, 2) == [b"5", b"6"]  # asking for the second acknowledges the first
             raise ZeroDivisionError
         with DurableSubscriber(it.durable, "me") as me:
             assert take(me, 4) == [b"6", b"7", b"8", b"9"]
-        assert it.lease("me").next == 10, "the end of the block waits for the disk"
+        assert it.lease("me").next == 10
 
 
 def test_topics_are_prefixes_and_other_topics_are_no_backlog(context: Context, tmp_path: Path) -> None:
@@ -159,11 +159,7 @@ def test_a_writer_with_ten_thousand_publishers_in_its_state_seals_for_a_subscrib
 def test_where_a_new_subscription_begins(context: Context, tmp_path: Path) -> None:
     with Serving(tmp_path) as it:
         it.feed(context, *numbers(0, 4))
-        for name, start, first in (
-            ("e", "earliest", b"0"),
-            ("i", 3, b"3"),
-            ("l", "latest", b"4"),
-        ):
+        for name, start, first in (("e", "earliest", b"0"), ("i", 3, b"3"), ("l", "latest", b"4")):
             with DurableSubscriber(it.durable, name, start=start) as me:
                 if name == "l":
                     it.feed(context, *numbers(4, 5))
@@ -176,14 +172,12 @@ def test_the_newest_message_of_each_topic_comes_first_also_after_a_restart(
     with Serving(tmp_path) as it:
         it.feed(context, *([b"%d" % (i % 10), b"%d" % i] for i in range(100)), [b"no topic"], [b"\xff", b"x"])
         it.feed(context, [b"0", b"100"], [b"\xff", b"y", b"x1"])
-        me = DurableSubscriber(it.durable, "me", start="last", max_bytes=1, auto_ack=False).__enter__()
-        assert take(me, 3) == [b"91", b"92", b"93"]
-        me.ack(92, wait=True)
+        with DurableSubscriber(it.durable, "me", start="last", max_bytes=1, auto_ack=False) as me:
+            assert take(me, 3) == [b"91", b"92", b"93"]
+            me.ack(92)
     with Serving(tmp_path, durable=it.durable) as it:
         it.feed(context, [b"0", b"101"])
         last = [b"94", b"95", b"96", b"97", b"98", b"99", b"no topic", b"100", b"x1", b"101"]
-        assert take(me, 10) == last
-        me.__exit__(None, None, None)
         with DurableSubscriber(it.durable, "me") as again:  # from its lease
             assert take(again, 11) == [b"93", *last]
 
@@ -201,7 +195,7 @@ def test_ids_of_another_log_are_refused(context: Context, tmp_path: Path) -> Non
             with pytest.raises(SubscriptionError, match="its log was replaced"):
                 me.receive(30)
         finally:
-            me.__exit__(None, None, None)
+            me.__exit__(RuntimeError, None, None)
         saved = DurableSubscriber(it.durable, "me", log=me.log)
         with pytest.raises(SubscriptionError, match=f"are of log {me.log}, and this is log"), saved:
             pass
@@ -211,7 +205,7 @@ def test_ids_of_another_log_are_refused(context: Context, tmp_path: Path) -> Non
 
 def test_without_a_server_subscribing_fails_after_the_timeout() -> None:
     me = DurableSubscriber(free_endpoint(), "me", timeout=0.2)
-    with pytest.raises(NoPeerError, match="no server has answered within"), me:
+    with pytest.raises(NoPeerError, match=r"has been silent for 0\.2 s; check that"), me:
         pass
 
 
@@ -265,9 +259,10 @@ def test_a_connection_that_is_cut_leaves_no_gap(context: Context, tmp_path: Path
 def test_a_displaced_client_does_not_disturb_its_successor(context: Context, tmp_path: Path) -> None:
     with Serving(tmp_path) as it:
         it.feed(context, *numbers(0, 10))
+        with DurableSubscriber(it.durable, "me", max_bytes=1) as before:
+            assert take(before, 1) == [b"0"]
         with DurableSubscriber(it.durable, "me", auto_ack=False, max_bytes=1) as first:
-            assert take(first, 2) == [b"0", b"1"]
-            first.ack(0, wait=True)
+            assert take(first, 1) == [b"1"]
             with DurableSubscriber(it.durable, "me") as second:
                 with pytest.raises(SubscriptionError, match="another client"):
                     while True:  # the first ones were on the way already
@@ -353,8 +348,7 @@ def test_a_disk_that_stalls_holds_up_no_messages(
             monkeypatch.setattr(DirectoryStore, "put", stall)
             take(me, 200)
             answers.set()
-            me.ack(199, wait=True)
-            assert it.lease("me").next == 200
+        assert it.lease("me").next == 200
 
 
 def test_repeated_fetches_during_a_long_transfer_have_few_answers(context: Context, tmp_path: Path) -> None:
@@ -397,7 +391,6 @@ def test_a_client_whose_position_the_command_line_has_dropped_is_refused(
         me = DurableSubscriber(it.durable, "me", auto_ack=False, max_bytes=1)
         with pytest.raises(SubscriptionError, match="it was removed or has expired"), me:
             take(me, 3)
-            me.ack(1, wait=True)
             wait_for(lambda: it.receiver.log.leases, "the writer to see its lease")
             os.utime(tmp_path / "readers" / "subscriber.me.json", (0, 0))
             assert CliRunner().invoke(cli, ["log", "readers", "drop", str(tmp_path), "me"]).exit_code == 0
@@ -428,8 +421,6 @@ def test_asyncio_gets_messages_and_other_tasks_go_on(context: Context, tmp_path:
                     break
             assert got == [b"%d" % i for i in range(2000)]
             me.ack(1999)
-            await me.confirm()
-            assert it.lease("me").next == 2000
             before = steps
             assert await me.receive(0.3) is None
             assert steps - before > 20, "an idle subscriber stalls the loop"
@@ -444,6 +435,7 @@ def test_asyncio_gets_messages_and_other_tasks_go_on(context: Context, tmp_path:
             live = await me.receive(30)
             assert live is not None
             assert live.value == b"live"
+        assert it.lease("me").next == 2000
         task.cancel()
 
     with Serving(tmp_path) as it:

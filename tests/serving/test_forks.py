@@ -97,7 +97,7 @@ def test_a_forked_child_cannot_use_a_durable_subscriber_of_its_parent(
 with DurableSubscriber(sys.argv[1], "me") as me:
     first = me.receive(20)
     child_refuses(
-        [me.receive, lambda: me.ack(first), me.forget, lambda: next(iter(me))],
+        [me.receive, lambda: me.ack(first), lambda: next(iter(me))],
         lambda: me.__exit__(None, None, None),
     )
     assert me.receive(20).value == b"b"
@@ -118,7 +118,6 @@ with Proxy(pull=sys.argv[1], durable=sys.argv[2], wal_location=sys.argv[3]) as p
     try:
         proxy.status()
     except OptionError:
-        assert not proxy.running
         signal.alarm(60)
         signal.pause()
     os._exit(1)

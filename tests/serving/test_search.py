@@ -7,6 +7,7 @@ what is not on its disk, which is slow and refuses; the log loses messages; the 
 from __future__ import annotations
 
 import heapq
+import math
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.serving.host import Host
 from zmq_datasource.serving.protocol import Batch, Fetch, Open, Opened, decode
-from zmq_datasource.serving.subscriber_session import SubscriberSession, Subscription
+from zmq_datasource.serving.subscriber_session import SubscriberSession
 
 TOPICS = (b"a", b"ab", b"b")
 NAME = "me"
@@ -106,7 +107,7 @@ class Run:
         """A new client."""
         self.clients += 1
         request = Open(name=NAME, session=self.clients, start=self.start)
-        self.session = SubscriberSession(Subscription(request, self.topics, 100, None, "tcp://server:1"))
+        self.session = SubscriberSession(request, self.topics, 100, math.inf, "tcp://server:1")
         self.given: list[int] = []
         self.acked = -1
         self.first: int | None = None
@@ -225,7 +226,7 @@ class Run:
                 break
             if not self.network.is_calm and self.random.random() < 0.1:
                 break  # an interrupt before the caller has it
-            self.session.inbox.hand_over(message[0])
+            self.session.inbox.hand_over(message[0], message[0])
             self.judge_taken(*message)
 
     def ack(self) -> None:
@@ -234,7 +235,7 @@ class Run:
         if open_ones:
             self.acked = self.random.choice(open_ones)
             self.settled.update(range(self.acked + 1))
-            self.session.inbox.ack(self.acked)
+            self.session.inbox.acked = self.acked + 1
 
     def do_one_thing(self) -> None:
         """Let one thing happen, or nothing."""
@@ -271,8 +272,12 @@ class Run:
                 self.session.reconnected(self.now)
             case "restart":
                 self.restart()
-            case "confirm":
-                self.session.confirm(random.random() < 0.5, self.now)
+            case "confirm":  # at the end of a block, which is waited for, or not
+                self.session.confirm(self.now)
+                for _ in range(random.randint(0, 4)):
+                    self.flush()
+                    self.step()
+                self.kill()
             case "kill":
                 self.kill()
             case "stop":  # for so long that the server counts it as away
@@ -300,19 +305,18 @@ class Run:
     def end(self) -> None:
         """End all faults, and check that every message comes and is confirmed."""
         self.network.is_calm = self.host.is_calm = True
-        self.session.confirm(False, self.now)
         deadline = self.now + 60
         end = len(self.host.log)
         while self.session.confirmed < end:
             assert self.now < deadline, f"{self.session.confirmed} of {end} are confirmed after a minute"
             self.step()
             self.take(100)
-            if self.session.inbox.done == end:
-                self.session.confirm(self.waits, self.now)
+            if self.waits and self.session.inbox.done == end:
+                self.session.confirm(self.now)
             if self.given:
                 self.acked = self.given[-1]
                 self.settled.update(range(self.acked + 1))
-                self.session.inbox.ack(self.acked)
+                self.session.inbox.acked = self.acked + 1
         missing = [n for n in range(end) if self.matches(n) and n not in self.settled]
         assert not missing
 

@@ -48,7 +48,7 @@ def test_heartbeats_of_an_idle_subscriber_are_no_flood(caplog: pytest.LogCapture
 
     def ended(now: float, **received: int) -> list[str]:
         connections = FakeConnections(**received)
-        subscribers.check(connections, now)
+        subscribers.check(connections, now, 0)
         return connections.ended
 
     day = 86_400.0
@@ -95,23 +95,15 @@ def test_a_flood_of_topics_is_ended_while_the_proxy_is_inside_libzmq(
         wait_for(lambda: published.figures()["disconnected"] >= 1, "the flood is ended")
 
 
-@pytest.mark.parametrize(("wanted", "set_to"), [(None, 64 << 10), (4096, 4096), (1 << 20, 64 << 10)])
-def test_the_kernel_keeps_few_requests_of_a_subscriber(wanted: int | None, set_to: int) -> None:
-    given = {} if wanted is None else {"zmq.rcvbuf": str(wanted)}
-    options = parse(ProxyOptions, {**endpoints("pull", "publish"), "walLocation": "/unused", **given})
-    with opened(Publishing(options)) as published:
-        assert published.socket.getsockopt(zmq.RCVBUF) == set_to
-
-
 def test_topics_of_ended_subscribers_count_until_libzmq_has_freed_them() -> None:
-    bounds = RequestBounds(bytes=1000, total_bytes=2000, allowed_bytes=0, allowed_bytes_per_second=0)
-    for freed, expected in ((False, ["b", "c"]), (True, [])):
+    bounds = RequestBounds(bytes=2000, allowed_bytes_per_second=0)
+    for rounds, expected in ((1, ["b", "c"]), (2, [])):
         subscribers = Subscribers(bounds, PublishedFigures())
-        first = FakeConnections(a=1500, honest=0)
-        subscribers.check(first, 0.0)
+        first = FakeConnections(a=2001, honest=0)
+        subscribers.check(first, 0.0, 0)
         assert first.ended == ["a"]
         then = FakeConnections(honest=0, b=800, c=700)
-        subscribers.check(then, 1.0, freed)
+        subscribers.check(then, 1.0, rounds)
         assert then.ended == expected
 
 
@@ -119,7 +111,7 @@ def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(
     context: zmq.Context[Socket], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sides = endpoints("bind", "publish")
-    bounds = RequestBounds(upstream_topics=4)
+    bounds = RequestBounds(upstream_bytes=36)  # of a marker and three topics
     with ProxyThreads(tmp_path, sides, bounds, topics="kept.") as proxy:
         pub = publisher(context, sides["bind"], (b"kept.",))
         flood = subscriber(context, proxy)  # with a marker
@@ -149,18 +141,19 @@ def test_topics_beyond_the_bound_are_not_passed_on_to_publishers(
 
 
 def test_all_subscribers_share_a_bound_and_the_largest_is_disconnected_first() -> None:
-    bounds = RequestBounds(bytes=1000, total_bytes=2000, allowed_bytes=100, allowed_bytes_per_second=10)
     counters = PublishedFigures()
-    subscribers = Subscribers(bounds, counters)
+    subscribers = Subscribers(RequestBounds(bytes=2000, allowed_bytes_per_second=10), counters)
+    rounds = 0
 
     def ended(now: float, **received: int) -> list[str]:
+        nonlocal rounds
+        rounds += 2
         connections = FakeConnections(**received)
-        subscribers.check(connections, now)
+        subscribers.check(connections, now, rounds)
         return connections.ended
 
-    assert ended(0, honest=100, a=800, b=800, c=700) == []
-    assert ended(0, honest=100, a=801, b=800, c=800) == ["a"]
-    assert ended(0, honest=100, a=1100, b=1000, c=1000) == ["a"]
-    assert ended(0, honest=100, a=1101, b=100, c=100) == ["a"]
-    assert ended(100, honest=1100, a=1801, b=1800, c=1800) == ["a"]  # each second allows some more
-    assert counters.disconnected == 4
+    assert ended(0, honest=0, a=700, b=700, c=600) == []
+    assert ended(0, honest=0, a=701, b=700, c=600) == ["a"]
+    assert ended(100, honest=1000, a=1701, b=1700, c=1600) == ["a"], "each second allows some more"
+    assert ended(0, honest=0, a=2001, b=100) == ["a"]
+    assert counters.disconnected == 3

@@ -128,19 +128,20 @@ def _durable(settings: dict[str, Any], stopped: threading.Event) -> None:
         while not stopped.is_set():
             file.write("began\n")
             try:
-                with DurableSubscriber(
-                    settings["endpoint"], settings["name"], auto_ack=False, timeout=5
-                ) as subscriber:
-                    count = 0
-                    while not stopped.is_set():
+                given = settings["endpoint"], settings["name"]
+                with DurableSubscriber(*given, auto_ack=False, timeout=5) as subscriber:
+                    count, acked = 0, -1
+                    while count < 20 and not stopped.is_set():
                         message = subscriber.receive(0.1)
                         if message is None:
                             continue
                         file.write(f"got {message.id} {message.value.decode()}\n")
                         count += 1
-                        if count % 20 == 0 or message.value.decode() == settings["last"]:
-                            subscriber.ack(message, wait=True)
-                            file.write(f"acked {message.id}\n")
+                        if count == 20 or message.value.decode() == settings["last"]:
+                            subscriber.ack(message)
+                            count, acked = 20, message.id
+                if acked >= 0:  # the end of the block has waited for the disk
+                    file.write(f"acked {acked}\n")
             except SocketError as e:
                 if "Restore the file" in str(e):
                     raise  # of a damage, which is restored when a process ends with it

@@ -1,8 +1,7 @@
 """A proxy from Python: a process of its own, for as long as a ``with`` block.
 
-The process reads one object of JSON from its standard input: its options, its log level, and the process that has
-started it, with which it ends. On its standard output it writes lines of JSON: its figures, twice a second, and the
-error that has ended it. A line that is neither is ignored, and a status that finds no room in the pipe is left out.
+A pipe joins the two. The process gets one object of JSON: its options, its log level, and the process that has started
+it, with which it ends. It sends objects of JSON: its figures, twice a second, and the error that has ended it.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from zmq_datasource import errors
@@ -26,11 +27,7 @@ from zmq_datasource.options.parser import parse, texts_of
 
 _log = logging.getLogger(__name__)
 
-_START_SECONDS = 360.0  # longer than the process waits for a disk that refuses
-# More than the process needs at its end: for the disk and for subscribers.
-_END_SECONDS = 300.0
-# How often the process looks whether the one that has started it has ended.
-_WATCH_SECONDS = 0.2
+_REPORT_SECONDS, _START_TICK = 0.5, 0.02
 
 
 class Proxy:
@@ -47,40 +44,62 @@ class Proxy:
     docs/options.md.
 
     Attributes:
-        end_seconds: How long the end of the block may take. Then the process is killed.
+        pid: The process id of the proxy, within the block.
 
     Raises:
         OptionError: On construction, if an option is wrong.
     """
 
+    pid: int
+    _child: subprocess.Popen[bytes]
+
     def __init__(self, **options: object) -> None:
         self._given = texts_of(ProxyOptions, options)
-        self.options = parse(ProxyOptions, self._given)
+        parse(ProxyOptions, self._given)
         self._process = ThisProcess("the Proxy")
-        self.end_seconds = _END_SECONDS
-        self._child: _Child | None = None
-
-    def __repr__(self) -> str:
-        return f"Proxy({self.options.wal_location!r}, {'running' if self.running else 'not running'})"
+        self._status: dict[str, Any] = {}
+        self._error: Exception | None = None
+        self._reader: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Start the process, and wait until its endpoints are bound.
+        """Start the process, and wait until its endpoints are bound. If another process has the log, wait for its end.
 
         Raises:
             ZmqDataSourceError: The error that has ended it.
         """
-        self._process = ThisProcess("the Proxy")
-        self._child = child = _Child(self._given)
+        self._process, self._status, self._error = ThisProcess("the Proxy"), {}, None
+        pipe, theirs = Pipe()
+        with theirs:
+            program = f"from zmq_datasource.receive import main; main({theirs.fileno()})"
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the other
+            )
+        self.pid = self._child.pid
+        start = {"options": dict(self._given), "logLevel": _log.getEffectiveLevel(), "parent": os.getpid()}
+        self._reader = threading.Thread(target=self._read, args=(pipe, start), daemon=True)
+        self._reader.start()
         try:
-            is_ready = child.wait_until_ready(_START_SECONDS)
+            while not self.status():
+                time.sleep(_START_TICK)
         except BaseException:  # Ctrl-C
-            child.end(self.end_seconds)
+            with suppress(ZmqDataSourceError):
+                self._end()
             raise
-        if not is_ready:
-            child.end(self.end_seconds)
-            child.raise_error()
-            raise SocketError(f"starting the proxy: it was not ready within {_START_SECONDS:.0f} s")
         return self
+
+    def _read(self, pipe: Connection, start: Mapping[str, Any]) -> None:
+        with suppress(EOFError, OSError), pipe:  # the process has ended
+            pipe.send_bytes(json.dumps(start).encode())
+            while True:
+                message = json.loads(pipe.recv_bytes())
+                if "error" in message:
+                    name, text = message["error"]
+                    self._error = getattr(errors, name, SocketError)(text)
+                elif message:
+                    self._status = message
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Receive and publish the messages on their way, and end. In a forked child this does nothing.
@@ -90,25 +109,11 @@ class Proxy:
         """
         if self._process.is_forked:
             return
-        self._started.end(self.end_seconds)
-        if kind is None:
-            self._started.raise_error()
-
-    @property
-    def _started(self) -> _Child:
-        assert self._child is not None, "a Proxy runs within its with block"
-        return self._child
-
-    @property
-    def running(self) -> bool:
-        """Whether its endpoints are bound and it has not ended."""
-        child = self._child
-        return child is not None and not self._process.is_forked and bool(child.status) and not child.ended
-
-    @property
-    def pid(self) -> int:
-        """The process id of the proxy."""
-        return self._started.process.pid
+        try:
+            self._end()
+        except ZmqDataSourceError:
+            if kind is None:
+                raise
 
     def status(self) -> Mapping[str, Any]:
         """The newest figures, which the proxy sends twice a second: see docs/proxy.md.
@@ -117,94 +122,19 @@ class Proxy:
             ZmqDataSourceError: The error that has ended it.
         """
         self._process.check()
-        if self._child is None:
-            return {}
-        if self._child.ended:
-            self._child.end(self.end_seconds)
-            self._child.raise_error()
-        return self._child.status
+        if self._reader is not None and not self._reader.is_alive():
+            self._end()
+        return self._status
 
-
-class _Child:
-    """The process. A thread reads what it writes.
-
-    Attributes:
-        status: Its newest figures; empty until its endpoints are bound.
-        ended: Whether it has closed its standard output, which it does when it ends.
-    """
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", "from zmq_datasource.receive import main; main()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the other
-            )
-        except OSError as e:
-            raise SocketError(f"starting the proxy: {e.strerror or e}") from e
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._output = self.process.stdout
-        self.status: dict[str, Any] = {}
-        self.ended = self._killed = False
-        self._error: Exception | None = None
-        self._changed = threading.Condition()
-        start = {"options": dict(options), "logLevel": _log.getEffectiveLevel(), "parent": os.getpid()}
-        with (
-            suppress(BrokenPipeError),
-            self.process.stdin as pipe,
-        ):  # it has ended: the reading thread notices
-            pipe.write(json.dumps(start).encode())
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._output:
-            try:
-                message = json.loads(line)
-                if "status" in message:
-                    self.status = message["status"]
-                elif "error" in message:
-                    name, text = message["error"]
-                    self._error = getattr(errors, name, SocketError)(text)
-            except (ValueError, TypeError):  # not ours, or cut off
-                continue
-            with self._changed:
-                self._changed.notify_all()
-        with self._changed:
-            self.ended = True
-            self._changed.notify_all()
-
-    def wait_until_ready(self, seconds: float) -> bool:
-        """Wait for the first figures, or until the process ends; return whether its endpoints are bound."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.status or self.ended, seconds)
-        return bool(self.status)
-
-    def end(self, seconds: float) -> None:
-        """Tell the process to end; kill it if it still runs after so many seconds."""
-        self.process.terminate()
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._killed = True
-            self.process.kill()
-            self.process.wait()
+    def _end(self) -> None:
+        """Tell the process to end, wait until it has ended, and raise its error if it had one."""
+        assert self._reader is not None, "a Proxy runs within its with block"
+        self._child.terminate()
+        code = self._child.wait()
         self._reader.join()
-        self._output.close()
-
-    def raise_error(self) -> None:
-        """Raise the error with which the process has ended, if there is one. Call it after ``end``."""
-        code = self.process.returncode
         if self._error is not None:
             raise self._error
-        if self._killed:
-            raise SocketError(
-                "ending the proxy: it did not end in time, and was killed; what it had not written is lost, and its "
-                "own lines say more"
-            )
-        if code:
+        if code or not self._status:
             raise SocketError(f"the proxy has ended by itself (exit code {code}); its own lines say more")
 
 
@@ -212,35 +142,37 @@ class Parent:
     """In the process: the ``Proxy`` that has started it.
 
     Args:
-        stop: Called in a thread when the process of the ``Proxy`` has ended.
+        descriptor: The process's end of the pipe.
 
     Attributes:
         options: The options, as text.
     """
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        start = json.load(sys.stdin)
+    def __init__(self, descriptor: int) -> None:
+        self._pipe, self._sending = Connection(descriptor), threading.Lock()
+        start = json.loads(self._pipe.recv_bytes())
         self.options: dict[str, str] = start["options"]
+        self._process_id = start["parent"]
         logging.basicConfig(
             level=start["logLevel"],
             stream=sys.stderr,
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
-        self._pipe = os.dup(sys.stdout.fileno())
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is not for the Proxy
-        os.set_blocking(self._pipe, False)  # a Proxy that reads nothing must not stop this process
-        self._is_cut = False
 
-        def watch() -> None:
-            while os.getppid() == start["parent"]:
-                time.sleep(_WATCH_SECONDS)
+    def report(self, status: Callable[[], Mapping[str, Any]], stop: Callable[[], None]) -> None:
+        """Send the figures twice a second until the process of the ``Proxy`` has ended. Then call ``stop``.
+
+        Args:
+            status: Returns the figures; none until the endpoints are bound.
+            stop: Ends this process.
+        """
+        try:
+            while os.getppid() == self._process_id:
+                status_now = status()
+                self._send(status_now)
+                time.sleep(_REPORT_SECONDS if status_now else _START_TICK)
+        finally:
             stop()
-
-        threading.Thread(target=watch, daemon=True).start()
-
-    def report(self, status: Mapping[str, Any]) -> None:
-        """Send the figures, if the pipe has room."""
-        self._send({"status": status})
 
     @contextmanager
     def telling_errors(self) -> Iterator[None]:
@@ -248,11 +180,9 @@ class Parent:
         try:
             yield
         except ZmqDataSourceError as e:
-            os.set_blocking(self._pipe, True)
             self._send({"error": [type(e).__name__, str(e)]})
             sys.exit(1)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        line = b"\n" * self._is_cut + json.dumps(message).encode() + b"\n"
-        with suppress(BlockingIOError, BrokenPipeError):
-            self._is_cut = os.write(self._pipe, line) < len(line)
+        with suppress(OSError), self._sending:
+            self._pipe.send_bytes(json.dumps(message).encode())

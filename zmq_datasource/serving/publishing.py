@@ -74,8 +74,7 @@ class Publishing:
     def _prepare(self, sock: zmq.Socket[bytes]) -> None:
         sock.setsockopt(zmq.MAXMSGSIZE, frame_limit(_MOST_TOPIC_BYTES))
         sock.setsockopt(zmq.RCVHWM, _REQUEST_HWM)
-        if not 0 <= int(sock.getsockopt(zmq.RCVBUF)) <= _REQUEST_RCVBUF:  # a user may want less
-            sock.setsockopt(zmq.RCVBUF, _REQUEST_RCVBUF)
+        sock.setsockopt(zmq.RCVBUF, _REQUEST_RCVBUF)
 
     def pass_on_requests(self, upstream: Sequence[zmq.Socket[bytes]]) -> None:
         """Receive requests, and pass on those for publishers: new topics, and topics that are not needed any more.
@@ -100,17 +99,12 @@ class Publishing:
     def _check_subscribers(self) -> None:
         """Disconnect subscribers that ask for too much, several times a second; until ``close``."""
         assert self._opened is not None, "open has opened it"
-        pause, ended_in = _CHECK_SECONDS, 0
+        pause = _CHECK_SECONDS
         try:
             while not self._closing.wait(pause):
-                began, before = time.monotonic(), self._counters.disconnected
-                # In the first of two rounds libzmq notices that connections have ended.
-                freed = self._rounds >= ended_in + 2
-                with self._checking:
-                    # Only this thread reads the socket's monitor.
-                    self._subscribers.check(self._opened.watch.open_connections(), began, freed)
-                if self._counters.disconnected != before:
-                    ended_in = self._rounds
+                began = time.monotonic()
+                with self._checking:  # only this thread reads the socket's monitor
+                    self._subscribers.check(self._opened.watch.open_connections(), began, self._rounds)
                 pause = max(_CHECK_SECONDS, _CHECK_PAUSES * (time.monotonic() - began))
         except Exception as e:
             self._check_failure = e
@@ -121,15 +115,14 @@ class Publishing:
             return figures(self._counters)
         with self._checking:
             peers = self._opened.watch.peers
-        tee = self.tee
         return figures(
             replace(
                 self._counters,
-                published=tee.published,
+                published=self.tee.published,
                 subscribers=peers,
-                topics=self._subscriptions.count,
-                full=tee.full,
-                waited_seconds=round(tee.waited_seconds, 1),
+                topics=len(self._subscriptions.passed_on),
+                full=self.tee.full,
+                waited_seconds=round(self.tee.waited_seconds, 1),
             )
         )
 
@@ -140,7 +133,4 @@ class Publishing:
         self._checker.join()
         self.tee.finish(LINGER_SECONDS)
         if not self._opened.close(round(LINGER_SECONDS * 1000)):
-            _log.warning(
-                "plain subscribers did not take all queued messages within %g s; the log has them",
-                LINGER_SECONDS,
-            )
+            _log.warning("plain subscribers did not take all queued messages in time; the log has them")
