@@ -179,7 +179,7 @@ def test_a_server_that_is_silent_for_the_timeout_is_given_up(opened: bool, advic
     here = Subscribed(opened=opened)
     with pytest.raises(NoPeerError, match=f"has been silent for 30 s; {advice}"):
         here.pass_time(40)
-    assert here.now == 30.5
+    assert here.now == 31.0
 
 
 def test_without_a_timeout_it_waits_for_ever() -> None:

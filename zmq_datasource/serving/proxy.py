@@ -153,11 +153,7 @@ class Parent:
         start = json.loads(self._pipe.recv_bytes())
         self.options: dict[str, str] = start["options"]
         self._process_id = start["parent"]
-        logging.basicConfig(
-            level=start["logLevel"],
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        logging.basicConfig(level=start["logLevel"], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def report(self, status: Callable[[], Mapping[str, Any]], stop: Callable[[], None]) -> None:
         """Send the figures twice a second until the process of the ``Proxy`` has ended. Then call ``stop``.
@@ -168,9 +164,8 @@ class Parent:
         """
         try:
             while os.getppid() == self._process_id:
-                status_now = status()
-                self._send(status_now)
-                time.sleep(_REPORT_SECONDS if status_now else _START_TICK)
+                self._send(figures := status())
+                time.sleep(_REPORT_SECONDS if figures else _START_TICK)
         finally:
             stop()
 

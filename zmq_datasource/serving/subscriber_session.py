@@ -129,7 +129,7 @@ class SubscriberSession(RequestSession):
         self._who = f"subscribing as {request.name!r} at {server}"
         self._sent_done = 0  # of the last FETCH
         self._confirming = self.new = False
-        self._woken = math.inf  # when ``wake`` was called last
+        self._silent, self._woken = 0.0, math.inf  # seconds, and when ``wake`` was called last
         self.log: str | None = None
         self.inbox = SubscriberInbox()
         self.confirmed = self.lost = 0
@@ -208,16 +208,21 @@ class SubscriberSession(RequestSession):
         Raises:
             NoPeerError: The server has been silent for the timeout.
         """
-        self._last_word = min(now, self._last_word + max(0.0, now - self._woken - _LONGEST_STEP))
+        if self.waiting:
+            self._silent += min(max(0.0, now - self._woken), _LONGEST_STEP)
         self._woken = now
-        if self.waiting and now - self._last_word > self._timeout:
-            self._last_word = now
+        if self._silent > self._timeout:
+            self._silent = 0.0
             advice = "check that the server runs, and that this is its durable endpoint"
             if self.log is not None:
                 advice = "subscribe again to continue after the last acknowledged message"
             raise NoPeerError(f"{self._who}: the server has been silent for {self._timeout:g} s; {advice}")
         super().wake(now)
         self._fetch_if_due(now)
+
+    def _mark_heard(self, now: float) -> None:
+        super()._mark_heard(now)
+        self._silent = 0.0
 
     def receive(self, frames: list[bytes], now: float) -> None:
         """Process a message from the server.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -66,22 +66,13 @@ class RequestSession(Session):
 
     Attributes:
         waiting: Whether a request is open.
-        states: The next state, by the present state and an event. An event that is not in the table changes nothing.
-        state: The present state.
     """
-
-    states: ClassVar[Mapping[tuple[str, str], str]] = {}
-    state = ""
 
     def __init__(self, repeat_after: float, redial_after: float = math.inf) -> None:
         super().__init__()
         self.repeat_after, self.redial_after = repeat_after, redial_after
         self.waiting = False
         self._asked = self._heard = 0.0
-
-    def _step(self, event: str) -> None:
-        """Go to the next state."""
-        self.state = self.states.get((self.state, event), self.state)
 
     def _mark_asked(self, now: float) -> None:
         """A request is sent, for the first time or again."""
