@@ -16,7 +16,7 @@ from tests.support import Socket, bound, free_endpoint
 from tests.support.proxies import ProxyThreads, endpoints
 from zmq_datasource import DurableSubscriber
 from zmq_datasource.options.types import Location
-from zmq_datasource.sink.unsent import commit_dead_letters
+from zmq_datasource.sink.dead_letters import commit_dead_letters
 
 Context = zmq.Context[Socket]
 

@@ -56,7 +56,7 @@ def test_an_account_is_one_object_in_the_folder_of_its_day(tmp_path: Path) -> No
         "sent": 10,
         "bytes": 70,
         "dropped": 0,
-        "droppedByReason": {"hwm": 0, "no_peer": 0, "connection_lost": 0, "null": 0},
+        "droppedByReason": {"hwm": 0, "no_peer": 0, "null": 0},
         "deadLettered": 0,
         "deadLetteredByReason": {"no_peer": 0, "timeout": 0, "null": 0},
         "retries": 0,

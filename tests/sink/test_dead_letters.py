@@ -17,8 +17,8 @@ from tests.support import Socket, binary, bound, free_endpoint, take, write_opti
 from zmq_datasource.errors import DeadLetterError, SendTimeoutError
 from zmq_datasource.messages.columns import FRAMES
 from zmq_datasource.options.types import Location
+from zmq_datasource.sink.dead_letters import StagedDeadLetters, commit_dead_letters
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.sink.unsent import StagedDeadLetters, abort_dead_letters, commit_dead_letters
 
 Context = zmq.Context[Socket]
 VALUE = b"x" * 1000
@@ -166,28 +166,25 @@ def test_a_commit_leaves_other_batches_alone(tmp_path: Path) -> None:
     assert [row["value"] for row in letters(tmp_path)] == [b"11"]
 
 
-def test_an_aborted_batch_leaves_nothing(tmp_path: Path) -> None:
-    stage(tmp_path, [b"a"])
-    abort_dead_letters(Location(tmp_path), "q", 7)
-    abort_dead_letters(Location(tmp_path), "q", 7)
-    assert not list(tmp_path.rglob("*.parquet"))
-
-
-def test_a_task_that_fails_leaves_nothing_and_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_a_failed_task_has_staged_is_seen_by_no_reader_and_goes_with_the_repeated_batch(
+    tmp_path: Path,
 ) -> None:
-    """If all tasks of a batch fail, the driver does not learn the names of their files."""
-
     def fail() -> None:
         with StagedDeadLetters(Location(tmp_path), "q", 7, 0) as staged:
             staged.add("hwm", b"t", b"x" * (8 << 20))
-            assert list(tmp_path.rglob("*.parquet"))
             raise ValueError("the real error")
 
     with pytest.raises(ValueError, match="the real error"):
         fail()
-    assert not list(tmp_path.rglob("*.parquet"))
+    assert [path.parent.parent.name for path in tmp_path.rglob("*.parquet")] == ["_staging"]
+    commit_dead_letters(Location(tmp_path), "q", 7, stage(tmp_path, [b"a"]))
+    assert [row["value"] for row in letters(tmp_path)] == [b"a"]
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
+
+def test_a_file_that_cannot_be_written_fails_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     close = pyarrow.parquet.ParquetWriter.close
 
     def refuse(writer: Any) -> None:
@@ -197,8 +194,6 @@ def test_a_task_that_fails_leaves_nothing_and_its_own_error(
     monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "close", refuse)
     with pytest.raises(DeadLetterError, match="staging dead letters"):
         stage(tmp_path, [b"a"])
-    assert not list(tmp_path.rglob("*.parquet"))
-    assert caplog.text == ""
 
 
 def test_a_location_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:

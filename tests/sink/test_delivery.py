@@ -14,10 +14,10 @@ from tests.support import Socket, binary, bound, wait_for, write_options
 from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import SendTimeoutError
 from zmq_datasource.options.types import Location
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import RowBatch
 from zmq_datasource.sink.sender import SHORT_WAIT, Delivery, Sender
 from zmq_datasource.sink.sending_socket import SendingSocket
-from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.core import Outbox
 
 Context = zmq.Context[Socket]
@@ -58,7 +58,7 @@ def deliver(
     parsed, counters = write_options(connect=ENDPOINT, **options), SinkCounters()
     if again:
         counters.rows, counters.sent, counters.bytes = len(batch), batch.sent, batch.sent_bytes
-    delivery = Delivery(parsed, Unsent(parsed, letters, counters), counters, b"p")
+    delivery = Delivery(parsed, letters, counters, b"p")
     delivery.send(cast("SendingSocket", script), batch, again)
     return counters
 
@@ -101,7 +101,7 @@ def test_the_announced_end_waits_for_linger_at_most_and_rows_after_it_for_send_t
 ) -> None:
     script, counters = Script({1: 1}), SinkCounters(rows=5)
     options = write_options(connect=ENDPOINT, framing="sequenced", linger=linger, sendTimeout="20s")
-    delivery = Delivery(options, Unsent(options, None, counters), counters, b"p")
+    delivery = Delivery(options, None, counters, b"p")
     delivery.announce_end(cast("SendingSocket", script))
     delivery.send(cast("SendingSocket", script), rows_of(2), again=True)
     assert script.waited == [(0, seconds), (1, 20.0)]
@@ -144,14 +144,6 @@ def test_a_row_that_cannot_be_sent_again_no_longer_counts_as_sent(tmp_path: Path
     assert (counters.resent, counters.sent, batch.sent) == (8, 8, 8)
     assert counters.bytes == batch.sent_bytes == sum(script.taken)
     assert counters.dead_lettered == {"timeout": 1}
-
-
-def test_a_row_that_was_given_up_before_its_connection_was_lost_counts_once() -> None:
-    batch = rows_of(3, sent=2, sent_bytes=3, given_up={0})
-    counters = SinkCounters(rows=3, sent=2, bytes=3)
-    options = write_options(connect=ENDPOINT, noblock=True)
-    assert Unsent(options, None, counters).write_off([batch]) == 2
-    assert (counters.sent, counters.bytes, dict(counters.dropped)) == (0, 0, {"connection_lost": 2})
 
 
 @pytest.mark.parametrize("framing", ["plain", "sequenced"])

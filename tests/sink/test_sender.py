@@ -111,22 +111,6 @@ def test_one_dead_endpoint_of_two_is_an_error_or_left_out(context: Context) -> N
     assert counters.sent == 100 == len(take(pull, 100))
 
 
-def test_with_noblock_what_was_sent_to_a_peer_that_leaves_counts_as_dropped(context: Context) -> None:
-    """It had received the row, which no program can tell."""
-    endpoint = free_endpoint()
-    pull = context.socket(zmq.PULL)
-    pull.setsockopt(zmq.RECONNECT_IVL, 10)
-    pull.connect(endpoint)
-    with Sender(write_options(bind=endpoint, noblock=True)) as sender:
-        sender.send(binary([VALUE]))
-        assert take(pull, 1) == [[VALUE]]
-        pull.close()
-        wait_for(lambda: (sender.socket.watch.update(), not sender.socket.watch.peers)[1], "the peer's end")
-        sender.send(binary([VALUE] * 10))
-        counters = sender.finish()
-    assert (counters.sent, dict(counters.dropped)) == (0, {"connection_lost": 1, "no_peer": 10})
-
-
 def test_connections_that_come_and_go_do_not_hold_up_a_peer(context: Context) -> None:
     """Each connection is an event. A full queue of events would stop libzmq's own thread."""
     endpoint = free_endpoint()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 from zmq_datasource.counters.metric import counted, declared, state
 
 # ``hwm``: the queue was full. ``no_peer``: no peer was there. ``timeout``: the queue was still full after
-# ``sendTimeout``. ``connection_lost``: a connection was lost that may have held the message.
-# ``null``: the row has no value.
-_DROP_REASONS = ("hwm", "no_peer", "connection_lost", "null")
+# ``sendTimeout``. ``null``: the row has no value.
+_DROP_REASONS = ("hwm", "no_peer", "null")
 _DEAD_LETTER_REASONS = ("no_peer", "timeout", "null")
 
 
@@ -41,8 +40,7 @@ class SinkCounters:
         "dropped",
         "messages",
         "The number of rows that were dropped, in all and for each reason. `null`: the row's `value` is null. With "
-        "`noblock`, also `hwm`: the queue was full; `no_peer`: no peer was there; `connection_lost`: the messages were "
-        "sent into a connection that was lost, so some of them may have arrived.",
+        "`noblock`, also `hwm`: the queue was full; `no_peer`: no peer was there.",
         "batch",
         by="reason",
         keys=_DROP_REASONS,

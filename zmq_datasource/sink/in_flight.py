@@ -2,7 +2,8 @@
 
 A PUSH gets no acknowledgements. It can only see that all queues of this machine are empty: then the next machine has
 all rows. But that machine may be a load balancer or a tunnel with a memory of its own. So rows are forgotten only after
-all queues were seen empty, and even then the newest ``KEEP`` bytes stay.
+all queues were seen empty, and even then the newest ``KEEP`` bytes stay. At twice ``KEEP`` a task sends nothing more
+until the queues are empty.
 """
 
 from __future__ import annotations
@@ -45,11 +46,6 @@ class RowBatch:
         column = self.values if self.frames is None else self.frames
         return 0 if column is None else len(column)
 
-    def drop_columns(self) -> None:
-        """Keep only the counts, for rows that are never sent again."""
-        self.values = self.topics = self.frames = None
-        self.given_up = set()
-
     @property
     def size(self) -> int:
         """About how many bytes the sent rows take in memory and on the wire."""
@@ -58,8 +54,6 @@ class RowBatch:
 
 class InFlight:
     """The rows to send again if a connection were lost now.
-
-    A task has about twice ``keep`` in memory, and more while the queues do not become empty.
 
     Args:
         keep: At least this many bytes of the newest rows stay here.
@@ -71,28 +65,22 @@ class InFlight:
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all rows."""
         self.batches: deque[RowBatch] = deque()
         self.bytes = 0
-        self._look_at = 2 * self._keep
 
-    def add(self, batch: RowBatch) -> bool:
-        """Keep rows that libzmq has accepted. Returns whether to look now whether all queues are empty."""
+    @property
+    def is_full(self) -> bool:
+        """Whether no row may be sent before the queues were seen empty."""
+        return self.bytes >= 2 * self._keep
+
+    def add(self, batch: RowBatch) -> None:
+        """Keep rows that libzmq has accepted."""
         self.batches.append(batch)
         self.bytes += batch.size
-        return self.bytes >= self._look_at
 
-    def looked(self, empty: bool) -> None:
-        """Forget all rows but the newest ``keep`` bytes, if all queues of this machine were seen ``empty``.
-
-        If not, a consumer takes nothing at present. The task looks again when it keeps twice as much.
-        """
-        self.bytes = sum(
-            batch.size for batch in self.batches
-        )  # rows may have been given up since they were added
-        while empty and self.batches and self.bytes - self.batches[0].size >= self._keep:
+    def forget_old(self) -> None:
+        """All queues of this machine were seen empty: forget all rows but the newest ``keep`` bytes."""
+        # Rows may have been given up since they were added.
+        self.bytes = sum(batch.size for batch in self.batches)
+        while self.batches and self.bytes - self.batches[0].size >= self._keep:
             self.bytes -= self.batches.popleft().size
-        self._look_at = 2 * max(self.bytes, self._keep)

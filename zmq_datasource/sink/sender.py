@@ -6,31 +6,29 @@ The rules:
   alone: it waits, is retried, or is given up. Then the rows after it continue (``Delivery``).
 * A row counts as sent when the socket has accepted it. ``finish`` then waits until it has left this machine.
 * What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
-  that are ``in_flight`` are sent again, or no longer count as sent (``noblock``).
-* At the end of a task, a consumer that has the last row may leave. If its connection has ended in order, after the
-  peer's machine had received everything, nothing was in it. Earlier this is not looked at: the peer may be a middlebox
-  with a memory of its own.
+  that are ``in_flight`` are sent again. While a queue does not become empty, they cannot be forgotten, and at a bound
+  the task waits: there is no room for more rows.
+* With ``noblock`` nothing is kept or sent again.
 * A row whose value is null is no message. It is dropped or becomes a dead letter, and the rows after it continue.
 * A PUB sends each row once, to the subscribers that are connected.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from zmq_datasource.counters import SinkCounters
-from zmq_datasource.errors import ConnectionLostError, NoPeerError, SendTimeoutError
+from zmq_datasource.errors import ConnectionLostError, SendTimeoutError
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.in_flight import KEEP, InFlight, RowBatch
 from zmq_datasource.sink.sending_socket import SendingSocket
-from zmq_datasource.sink.unsent import StagedDeadLetters, Unsent
 from zmq_datasource.transport.columns import Column, FrameColumn, FramesColumn, NumberColumn, SameColumn
 from zmq_datasource.transport.core import Outbox
 
@@ -40,6 +38,8 @@ _log = logging.getLogger(__name__)
 _ROWS_PER_CALL = 10_000
 # Seconds. While rows are sent, a queue is full again and again, for some 100 µs.
 SHORT_WAIT = 0.1
+# Seconds; the longest pause between two tries to send a row.
+_LONGEST_INTERVAL = 10.0
 
 
 class Delivery:
@@ -47,21 +47,30 @@ class Delivery:
 
     Args:
         options: Framing, retries and timeouts.
-        unsent: Takes the rows for which there is no room.
+        dead_letters: Takes the rows that cannot be sent. If it is None, they are dropped (``noblock``), or the first
+            one fails the task; rows whose value is null are always dropped.
         counters: The task's account.
         publisher: The name in the messages of ``framing=sequenced``.
+
+    Attributes:
+        has_room: Whether the task may keep more rows. If not, no new row is sent.
     """
 
     def __init__(
-        self, options: WriteOptions, unsent: Unsent, counters: SinkCounters, publisher: bytes
+        self,
+        options: WriteOptions,
+        dead_letters: StagedDeadLetters | None,
+        counters: SinkCounters,
+        publisher: bytes,
     ) -> None:
         self._options = options
-        self._unsent = unsent
+        self._dead_letters = dead_letters
         self._counters = counters
         self._publisher = publisher
         self._is_sequenced = options.framing == "sequenced"
         # Whether the last row was retried in vain. If so, the next row is tried once, without waiting.
         self._is_stuck = False
+        self.has_room = True
 
     def send(self, sock: SendingSocket, batch: RowBatch, again: bool = False) -> None:
         """Send rows, and note in ``batch`` how many were sent, and which ones were given up.
@@ -75,7 +84,9 @@ class Delivery:
         messages = Outbox(self._columns(batch), len(batch))
         if not again:
             self._counters.rows += len(batch)
-            self._unsent.leave_out_nulls(batch)
+            if batch.values is not None and batch.values.null_count:
+                for at in pc.indices_nonzero(batch.values.is_null()).to_pylist():
+                    self._leave_out(batch, at, "null")
         start = 0
         try:
             for end in (*sorted(batch.given_up), len(batch)):  # leave out rows that were given up before
@@ -92,10 +103,11 @@ class Delivery:
     ) -> int:
         """Send rows up to one for which there is no room, and handle that one. Returns the position of the next row."""
         at = start
-        if sock.has_peer:
+        may_send = sock.has_peer and (again or self.has_room)
+        if may_send:
             at = sock.send(messages, start, end, min(SHORT_WAIT, self._wait_seconds))
             self._is_stuck = self._is_stuck and at == start
-        is_given_up = at < end and not (sock.has_peer and self._retry(sock, messages, at))
+        is_given_up = at < end and not (may_send and self._retry(sock, messages, at))
         if at < end and not is_given_up:
             at += 1
         self._count(batch, messages.size(start, at), at - start, again)
@@ -109,13 +121,23 @@ class Delivery:
         return 0.0 if self._options.noblock or self._is_stuck else self._options.send_timeout
 
     def _retry(self, sock: SendingSocket, messages: Outbox, at: int) -> bool:
-        """Wait for room for a row, and then retry up to ``maxRetries`` times. Returns whether it was sent."""
+        """Wait for room for a row, and then try up to ``maxRetries`` times more, after pauses that double.
 
-        def send_now() -> bool:
-            return sock.send(messages, at, at + 1, self._wait_seconds) > at
-
-        self._is_stuck = not (send_now() or (not self._is_stuck and self._unsent.retry(send_now)))
-        return not self._is_stuck
+        Returns:
+            Whether it was sent.
+        """
+        interval = float(self._options.retry_interval)
+        for retry in range(1 if self._is_stuck else 1 + self._options.max_retries):
+            if retry:
+                time.sleep(interval)
+                self._counters.blocked_seconds += interval
+                self._counters.retries += 1
+                interval = min(interval * 2, _LONGEST_INTERVAL)
+            if sock.send(messages, at, at + 1, self._wait_seconds) > at:
+                self._is_stuck = False
+                return True
+        self._is_stuck = True
+        return False
 
     def _count(self, batch: RowBatch, size: int, rows: int, again: bool) -> None:
         if again:
@@ -129,14 +151,26 @@ class Delivery:
     def _give_up(self, sock: SendingSocket, batch: RowBatch, messages: Outbox, at: int, again: bool) -> None:
         if again:  # it had counted as sent
             self._count(batch, -messages.size(at, at + 1), -1, again=False)
-        if not self._unsent.continues:
+        if not (self._options.noblock or self._dead_letters):
             raise SendTimeoutError(
-                f"sending row {batch.first + at} of this task: every queue has been full for "
-                f"{self._options.send_timeout} ({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). The "
-                "consumer is too slow or has stopped. Raise sendTimeout or maxRetries, set deadLetterLocation to keep "
-                "such rows, or set noblock=true to drop and count them"
+                f"sending row {batch.first + at} of this task: there was no room for {self._options.send_timeout} "
+                f"({sock.peers_now()} peers up, sndhwm={self._options.sndhwm}). A consumer is too slow or has stopped. "
+                "Raise sendTimeout or maxRetries, set deadLetterLocation to keep such rows, or set noblock=true to "
+                "drop and count them"
             )
-        self._unsent.give_up(batch, at, has_peers=sock.has_peer and sock.peers_now() > 0)
+        has_peers = sock.has_peer and sock.peers_now() > 0
+        reason = "no_peer" if not has_peers else "hwm" if self._options.noblock else "timeout"
+        self._leave_out(batch, at, reason)
+
+    def _leave_out(self, batch: RowBatch, at: int, reason: str) -> None:
+        """Drop a row, or keep it as a dead letter. The rows after it keep their numbers in the task."""
+        batch.given_up.add(at)
+        if self._dead_letters is None:
+            self._counters.dropped[reason] += 1
+        else:
+            columns = (batch.topics, batch.values, batch.frames)
+            self._dead_letters.add(reason, *(None if each is None else each[at].as_py() for each in columns))
+            self._counters.dead_lettered[reason] += 1
 
     def _columns(self, batch: RowBatch) -> list[Column]:
         """The frames of each message, in their order."""
@@ -170,13 +204,8 @@ _QUEUE_DROP_SECONDS = 0.05
 _QUIET_SECONDS = 0.1
 # How often rows are sent again at least, one lost connection after the other, and the longest pause before.
 _LEAST_ATTEMPTS, _LONGEST_PAUSE = 3, 2.0
-# A task that keeps many rows looks whether all queues are empty. It waits while the peers take something, and no longer
-# than this while they take nothing.
+# The least time for which a task that may keep no more rows waits for a peer that takes nothing.
 _STALL_SECONDS = 1.0
-# How long a task waits at its end for a peer whose connection has ended.
-_RETURN_SECONDS = 0.5
-# How long closing waits for the queue of such a peer, which may be empty.
-_GONE_MS = 500
 
 
 class Sender:
@@ -186,15 +215,14 @@ class Sender:
     Spark runs it again.
 
     Args:
-        dead_letters: Takes the rows that cannot be sent. If it is None, they are dropped (``noblock``), or the first
-            one fails the task; rows whose value is null are always dropped.
-        publisher: The name in the messages of ``framing=sequenced``. A row that is dropped keeps its sequence, so that
+        dead_letters, publisher: See ``Delivery``. A row that is dropped keeps its sequence, so that
             a receiver sees the gap.
-        keep: How many bytes of sent rows are kept at least, to be sent again after a lost connection.
+        keep: How many bytes of sent rows are kept at least, to be sent again after a lost connection. At twice as many
+            the task waits until all queues are empty.
 
     Attributes:
         counters: The account so far; complete after ``finish``.
-        socket: The socket, in the ``with`` block; ``finish`` may replace it.
+        socket: The socket, in the ``with`` block.
         in_flight: The rows that would be sent again if a connection were lost now.
     """
 
@@ -206,10 +234,10 @@ class Sender:
         keep: int = KEEP,
     ) -> None:
         self._options = options
-        self._is_pub = options.socket_type == "PUB"
+        self._keeps = options.socket_type == "PUSH" and not options.noblock
         self.counters = SinkCounters()
-        self._unsent = Unsent(options, dead_letters, self.counters)
-        self._delivery = Delivery(options, self._unsent, self.counters, publisher.encode())
+        self._continues = options.noblock or dead_letters is not None
+        self._delivery = Delivery(options, dead_letters, self.counters, publisher.encode())
         self.in_flight = InFlight(keep)
 
     def __enter__(self) -> Self:
@@ -220,7 +248,7 @@ class Sender:
             NoPeerError: The peers have not come within ``connectTimeout``. With ``noblock`` or dead letters the task
                 continues instead, and its rows are dropped or become dead letters.
         """
-        self.socket = SendingSocket(self._options, self._unsent.continues)
+        self.socket = SendingSocket(self._options, self._continues)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -241,69 +269,59 @@ class Sender:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
         """
         batch = RowBatch(value, topic, frames, self.counters.rows)
-        sock = self.socket
-        self._recover()
-        # Before the rows are sent: a consumer that has the last row may leave before this thread runs again.
-        sock.hold_connections()
-        self._delivery.send(sock, batch)
-        if self._is_pub:
-            return
-        if self._options.noblock:
-            batch.drop_columns()
-        look = self.in_flight.add(batch)
-        sock.hold_connections()  # those that were made meanwhile, too
-        if look:
-            empty = sock.wait_until_flushed(_STALL_SECONDS, 0.0 if self._options.noblock else math.inf)
-            self.in_flight.looked(empty and not sock.losses() and sock.all_connected)
+        if self._keeps:
+            self._recover()
+            self._delivery.has_room = self._make_room()
+        self._delivery.send(self.socket, batch)
+        if self._keeps:
+            self.in_flight.add(batch)
+
+    def _make_room(self) -> bool:
+        """If the task keeps many rows, wait until all queues are empty, and forget the old rows.
+
+        Returns:
+            Whether more rows may be kept. If not, a peer has taken nothing for ``sendTimeout``.
+
+        Raises:
+            ConnectionLostError, SendTimeoutError: As in ``send``.
+        """
+        patience = max(float(self._options.send_timeout), _STALL_SECONDS) if self._delivery.has_room else 0.0
+        while self.in_flight.is_full:
+            flushed = self.socket.wait_until_flushed(patience)
+            if not flushed:
+                time.sleep(_QUEUE_DROP_SECONDS)  # if a connection has ended, libzmq reports it now
+            if self._recover():
+                continue
+            if flushed:
+                self.in_flight.forget_old()
+            return flushed
+        return True
 
     # Lost connections.
 
-    def _recover(self, attempts: Iterator[None] | None = None) -> None:
-        """Send the rows again, or write them off, if connections were lost since the last call.
-
-        Args:
-            attempts: The attempts so far; given by ``finish``, when the task has no more rows and consumers may leave.
+    def _recover(self) -> bool:
+        """Send all rows that are kept again, if connections were lost since the last call. Returns whether they were.
 
         Raises:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
             SendTimeoutError: As in ``send``.
         """
-        sock, at_end = self.socket, attempts is not None
-        while sock.losses():
-            time.sleep(_QUEUE_DROP_SECONDS)
-            sock.process_commands()
-            has_left = at_end and not sock.wait_until_connected(_RETURN_SECONDS)
-            losses = sock.losses()
-            is_harmless = has_left and sock.ended_in_order(losses)
-            sock.mark_handled(losses)
-            if is_harmless or not self.in_flight.batches:
-                continue
-            if self._options.noblock:
-                self._write_off()
-                continue
-            attempts = attempts or self._attempts()
-            next(attempts)
-            self._send_again()
-            sock.wait_until_flushed(self._options.send_timeout, quiet=_QUIET_SECONDS)
-
-    def _attempts(self) -> Iterator[None]:
-        """Bound how often rows are sent again, one lost connection after the other, with a pause between two attempts.
-
-        Raises:
-            ConnectionLostError: There have been enough attempts.
-        """
-        seconds = self._options.send_timeout
+        seconds, made = self._options.send_timeout, 0
         deadline = time.monotonic() + seconds
-        for made in itertools.count():
+        while self._keeps and self.socket.take_losses():
             if made >= _LEAST_ATTEMPTS and time.monotonic() >= deadline:
                 raise ConnectionLostError(
                     f"sending to {self._options.endpoints}: {made + 1} connections were lost, one after the other for "
                     f"{seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
                     "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
                 )
-            if made:
-                time.sleep(min(0.05 * 2**made, _LONGEST_PAUSE))
-            yield
+            time.sleep(min(_QUEUE_DROP_SECONDS * 2**made, _LONGEST_PAUSE))
+            self.socket.take_losses()
+            made += 1
+            if self.in_flight.batches:
+                self._send_again()
+                self.socket.wait_until_flushed(seconds, quiet=_QUIET_SECONDS)
+        return made > 0
 
     def _send_again(self) -> None:
         batches = list(self.in_flight.batches)
@@ -315,15 +333,6 @@ class Sender:
         for batch in batches:
             self._delivery.send(self.socket, batch, again=True)
 
-    def _write_off(self) -> None:
-        lost = self._unsent.write_off(self.in_flight.batches)
-        self.in_flight.clear()
-        _log.warning(
-            "a connection to %s was lost: %d rows that may have been in it do not count as sent",
-            self._options.endpoints,
-            lost,
-        )
-
     # The end.
 
     def finish(self) -> SinkCounters:
@@ -331,57 +340,33 @@ class Sender:
 
         Raises:
             SendTimeoutError: The queues are not empty after ``linger``. With ``noblock`` this is only counted.
-            NoPeerError: A connection was lost, and there is no peer to which its rows could be sent again.
             ConnectionLostError, SendTimeoutError: As in ``send``.
         """
-        attempts = self._attempts()
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
         while True:
-            self._recover(attempts)
-            queued = self._delivery.announce_end(self.socket) or self._may_be_queued
-            deadline = time.monotonic() + linger
-            self.socket.hold_connections()
+            self._recover()
             # A task that has queued nothing would wait for connections that have nothing of it.
+            queued = self._delivery.announce_end(self.socket) or self.counters.sent > 0
+            deadline = time.monotonic() + linger
             flushed = not queued or self.socket.wait_until_flushed(linger, linger)
-            if self.socket.losses() or (not flushed and time.monotonic() < deadline):
-                continue  # a connection has ended
-            if self._close(deadline):
+            if self._recover():
+                continue
+            if flushed or time.monotonic() >= deadline:  # else a connection has ended
+                self._close(deadline, queued)
                 return self.counters
-            next(attempts)
-            self._open_again()
-            self._send_again()
 
-    @property
-    def _may_be_queued(self) -> bool:
-        """Whether a queue may still have a row that counts as sent."""
-        return self.counters.sent > 0 and (self._is_pub or bool(self.in_flight.batches))
-
-    def _open_again(self) -> None:
-        try:
-            self.socket = SendingSocket(self._options, self._unsent.continues)
-        except NoPeerError as e:
-            raise NoPeerError(f"sending rows again whose connection was lost: {e}") from e
-
-    def _close(self, deadline: float) -> bool:
-        """Close the socket. Returns False if rows are to be sent again through another one."""
+    def _close(self, deadline: float, queued: bool) -> None:
         counters, sock = self.counters, self.socket
         counters.peers, counters.sndhwm = sock.watch.peers, sock.sndhwm
         linger = -1 if deadline == math.inf else max(1, round((deadline - time.monotonic()) * 1000))
-        # libzmq does not connect again while it lingers, so the queue of a peer that has gone stays as it is.
-        has_left = not (self._is_pub or self._options.noblock or sock.all_connected)
-        if has_left:
-            linger = _GONE_MS if linger < 0 else min(linger, _GONE_MS)
-        if not self._may_be_queued:
+        if not queued:
             linger = 0
-        if not sock.close(linger) and linger:
-            if has_left:
-                return False
+        if not sock.close(linger) and queued:
             self._flush_timed_out()
-        if self._is_pub and sock.watch.lost:
+        if not self._keeps and sock.watch.lost:
             _log.warning(
-                "%d subscribers left during the task; what was queued for them is lost", sock.watch.lost
+                "%d connections were lost during the task, with what was queued for them", sock.watch.lost
             )
-        return True
 
     def _flush_timed_out(self) -> None:
         options, counters = self._options, self.counters

@@ -13,7 +13,6 @@ import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.transport.connections import Handle, ended_in_order
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
@@ -40,18 +39,22 @@ class SendingSocket:
     def __init__(self, options: WriteOptions, continues: bool) -> None:
         self._options = options
         self._is_pub = options.socket_type == "PUB"
-        self._open = OpenSocket(SocketSpec.of_sink(options))
+        self._open = OpenSocket(SocketSpec.of_sink(options), self._prepare)
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
-        self._absent: set[str] = set()  # endpoints from which the socket has disconnected
-        self._handled_losses = 0  # how many of ``watch.possibly_lost`` are marked as handled
-        self._handles: dict[int, Handle] = {}  # by inode
+        self._losses = 0  # how many of ``watch.possibly_lost`` were taken
         self.has_peer = True
         try:
             self._wait_for_peers(continues)
         except BaseException:
             self._open.close(linger=0)
             raise
+
+    def _prepare(self, sock: zmq.Socket[bytes]) -> None:
+        # Without IMMEDIATE a PUSH that connects fills a queue for a peer that may never come, and keeps the queue of a
+        # connection that is lost, whose rows are sent again anyway.
+        if not self._is_pub:
+            sock.setsockopt(zmq.IMMEDIATE, 1)
 
     # Peers.
 
@@ -78,7 +81,7 @@ class SendingSocket:
                 "Start the consumer, correct the endpoint, or raise connectTimeout"
             )
         _log.warning("no peer within %s: %s", self._options.connect_timeout, missing)
-        self._continue_without()
+        self.has_peer = self.watch.peers > 0 and (not self._is_pub or self._subscriptions > 0)
 
     def _missing(self) -> str:
         """The peers that have not come yet, in words. Empty if all are there."""
@@ -104,43 +107,10 @@ class SendingSocket:
             elif message[:1] == b"\x00":
                 self._subscriptions -= 1
 
-    def _continue_without(self) -> None:
-        """Disconnect from the endpoints that have not answered (PUSH), and note whether there is any peer."""
-        self.has_peer = self.watch.peers > 0
-        if self._is_pub:
-            self.has_peer = self.has_peer and self._subscriptions > 0
-            return
-        linger = int(self._socket.getsockopt(zmq.LINGER))
-        self._socket.setsockopt(
-            zmq.LINGER, 0
-        )  # else a handshake without an answer would hold up the close that long
-        for endpoint in map(str, self._options.connect):
-            if not self.watch.up.get(endpoint):
-                # Its queue would take sndhwm messages for a peer that may never come.
-                self._socket.disconnect(endpoint)
-                self._absent.add(endpoint)
-        self._socket.setsockopt(zmq.LINGER, linger)
-
     def peers_now(self) -> int:
         """The number of peers that are connected."""
         self.watch.update()
         return self.watch.peers
-
-    @property
-    def all_connected(self) -> bool:
-        """Whether every endpoint that had answered is connected. If not, rows may be queued for an offline peer."""
-        return all(self.watch.up.get(str(e)) or str(e) in self._absent for e in self._options.connect)
-
-    def wait_until_connected(self, seconds: float) -> bool:
-        """Wait until there is a peer and ``all_connected`` is true. Returns False if that takes over ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while not (self.watch.peers and self.all_connected):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self.watch.monitor.poll(math.ceil(min(left, 0.5) * 1000))  # some peers come up without an event
-            self.watch.update()
-        return True
 
     # Messages.
 
@@ -155,40 +125,18 @@ class SendingSocket:
         """
         return messages.give(self._socket, start, end, wait)
 
-    def process_commands(self) -> None:
-        """Make libzmq notice which queues have room again, and which connections have ended."""
-        self._socket.getsockopt(zmq.EVENTS)
-
     @property
     def sndhwm(self) -> int:
         """The send high-water mark that libzmq reports."""
         return int(self._socket.getsockopt(zmq.SNDHWM))
 
-    # Lost connections.
+    # The end.
 
-    def hold_connections(self) -> None:
-        """Take a second handle on each connection of a PUSH, which shows later how the connection has ended."""
-        if self._is_pub:  # what a PUB has sent is never sent again
-            return
-        for handle in self.watch.handles():
-            if self._handles.setdefault(handle.inode, handle) is not handle:
-                handle.sock.close()
-
-    def losses(self) -> int:
-        """The number of connections of a PUSH that were lost and not yet marked as handled."""
+    def take_losses(self) -> int:
+        """The number of connections that were lost since the last call."""
         self.watch.update()
-        return 0 if self._is_pub else self.watch.possibly_lost - self._handled_losses
-
-    def mark_handled(self, losses: int) -> None:
-        """Leave this many losses out of ``losses`` from now on, and close all handles."""
-        self._handled_losses += losses
-        for handle in self._handles.values():
-            handle.sock.close()
-        self._handles = {}
-
-    def ended_in_order(self, losses: int) -> bool:
-        """Whether this many connections have ended after the peer's machine had received everything."""
-        return ended_in_order(list(self._handles.values()), losses)
+        before, self._losses = self._losses, self.watch.possibly_lost
+        return self._losses - before
 
     def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
         """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
@@ -203,5 +151,4 @@ class SendingSocket:
         Returns:
             Whether all messages have left.
         """
-        self.mark_handled(0)
         return self._open.socket.closed or self._open.close(linger)

@@ -1,4 +1,4 @@
-"""Commits or aborts a sink's batch, on the driver, after its tasks, and reports the account of the batch.
+"""Commits a sink's batch, on the driver, after its tasks, and reports the account of the batch.
 
 Reporting never stops the data, and never holds a batch up for long. If the account's file cannot be written, the
 account counts the failure and is logged.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -17,12 +16,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from zmq_datasource.acknowledged.protocol import is_anonymous
 from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.counters import SinkCounters, figures
-from zmq_datasource.errors import MetricsError, SocketError
+from zmq_datasource.errors import MetricsError
 from zmq_datasource.host import failpoints
 from zmq_datasource.monitoring.accounts import Account
 from zmq_datasource.monitoring.files import keep
 from zmq_datasource.options import WriteOptions
-from zmq_datasource.sink.unsent import abort_dead_letters, commit_dead_letters
+from zmq_datasource.sink.dead_letters import commit_dead_letters
 from zmq_datasource.spark.job import TaskReport
 from zmq_datasource.spark.worker import set_up_worker
 
@@ -101,17 +100,3 @@ def _report(options: WriteOptions, account: Account, accumulator: Accumulator[An
             )
     if accumulator is not None:
         accumulator.add([account])
-
-
-def abort_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Delete what the tasks of a failed batch have staged. Spark may repeat the batch."""
-    set_up_worker()
-    reports = [m for m in messages if isinstance(m, TaskReport)]
-    _log.warning("sink aborted: %d of %d tasks had sent their rows", len(reports), len(messages))
-    if options.dead_letter_location is not None and reports:
-        abort_dead_letters(options.dead_letter_location, reports[0].job.query, reports[0].job.batch)
-    attempts = [r.attempt for r in reports if r.attempt is not None]
-    if attempts:
-        # If this fails, the receiver discards the attempts after its transactionTimeout.
-        with suppress(SocketError), Uplink(options, reports[0].job.query, reports[0].job.batch) as uplink:
-            uplink.abort(attempts)

@@ -14,8 +14,8 @@ from zmq_datasource.counters import SinkCounters
 from zmq_datasource.errors import OptionError, ZmqDataSourceError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.sink.dead_letters import StagedDeadLetters
 from zmq_datasource.sink.sender import Sender
-from zmq_datasource.sink.unsent import StagedDeadLetters
 from zmq_datasource.spark.columns import SinkColumns
 from zmq_datasource.spark.job import Job, TaskReport
 from zmq_datasource.spark.worker import set_up_worker
@@ -98,7 +98,7 @@ def _stage(
             uplink.finish()
             report.attempt = uplink.session.attempt
         report.digest = uplink.digest
-        counters.peers, counters.sndhwm = uplink.peers, uplink.sndhwm
+        counters.peers = 1
     counters.bytes, counters.blocked_seconds = uplink.session.bytes, uplink.blocked_seconds
 
 

@@ -1,6 +1,7 @@
-"""``writeStream`` and ``df.write``: ``write`` runs on executors, ``commit`` and ``abort`` on the driver.
+"""``writeStream`` and ``df.write``: ``write`` runs on executors, and ``commit`` on the driver.
 
-For a stream, each commit runs in a short process of its own.
+For a stream, each commit runs in a short process of its own. What a failed batch has staged is seen by no reader, and
+goes when the batch is repeated.
 """
 
 from __future__ import annotations
@@ -49,11 +50,6 @@ class _Writer:
         from zmq_datasource.spark.write_commit import commit_batch
 
         commit_batch(self._options, messages, self._accumulator)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
-        from zmq_datasource.spark.write_commit import abort_batch
-
-        abort_batch(self._options, messages)
 
 
 class ZmqStreamWriter(_Writer, DataSourceStreamArrowWriter):

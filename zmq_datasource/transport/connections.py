@@ -123,27 +123,6 @@ def _queued(sock: stdlib_socket.socket, request: int) -> int:
     return 0
 
 
-def ended_in_order(held: Sequence[Handle], ends: int) -> bool:
-    """Whether each peer that has ended its connection had read everything that was sent to it.
-
-    Over tcp a peer that has read everything ends the stream; a peer that leaves something unread, or receives
-    something afterwards, resets it. A unix socket reports the difference only once, and that is to libzmq: so an end
-    over ipc never counts as in order.
-
-    Args:
-        held: Handles on connections.
-        ends: How many connections have ended. If fewer tcp connections in ``held`` have, the answer is False.
-    """
-    over = [handle.sock for handle in held if not handle.ipc and ended(handle.sock)]
-    # The peer's system may still refuse what it has not acknowledged.
-    written = wait_until_written(over, most=_ANSWER_SECONDS)
-    return written and ends <= len(over) and not any(ended(sock, events=0) for sock in over)
-
-
-# How long the peer's system may take to acknowledge or refuse the last bytes, after the peer has ended a connection.
-_ANSWER_SECONDS = 1.0
-
-
 def ended(
     sock: stdlib_socket.socket, wait: float = 0.0, events: int = getattr(select, "POLLRDHUP", 0)
 ) -> bool:

@@ -50,7 +50,7 @@ REFUSED = {
     "identity": "each connection has one of its own; name a Producer with name",
     "router_handover": "each connection has a routing id of its own",
     "router_mandatory": "it belongs to a ROUTER, where it is always on",
-    "immediate": "it is off: a task waits for its peers first, and queued messages survive a reconnect",
+    "immediate": "a PUSH has it on, so that no row is queued for a peer that is not there; others have it off",
     "reconnect_stop": "a connection that ends for good takes along what was received and not read",
     "heartbeat_ivl": _NO_HEARTBEATS,
     "heartbeat_timeout": _NO_HEARTBEATS,
