@@ -15,8 +15,7 @@
     │   ├── SubscriptionError   a durable subscription that is refused, or has ended
     │   ├── TransactionError    a transaction that the receiver refused
     │   │   ├── AttemptLostError    the receiver lost its rows; it is sent again
-    │   │   ├── ConflictError       another transaction has its number, or a later one is committed
-    │   │   └── RefusedByReceiverError  any other refusal, with its code
+    │   │   └── ConflictError       another transaction has its number, or a later one is committed
     │   ├── RefusedError        the receiver's side of a refusal
     │   ├── MalformedMessageError  a message does not fit its framing (onMalformed=fail)
     │   └── MessageLossError    sequences show messages that never came (onLoss=fail)
@@ -62,7 +61,6 @@ __all__ = [
     "NoPeerError",
     "OptionError",
     "ProtocolError",
-    "RefusedByReceiverError",
     "RefusedError",
     "RowError",
     "SendTimeoutError",
@@ -164,8 +162,8 @@ class SubscriptionError(SocketError):
 
 class TransactionError(SocketError):
     """The receiver has refused a transaction, for example because it has another transaction of this number. A
-    ``Producer`` also raises this error if a transaction is larger than ``max_bytes``, if ``flush`` is called
-    within a transaction, or if another producer has used its name.
+    ``Producer`` also raises this error if a transaction is larger than ``max_bytes``, or if another producer has
+    used its name.
 
     What to do: The message has the reason. Which transactions are refused:
     docs/delivery.md#which-transactions-are-refused.
@@ -188,27 +186,11 @@ class ConflictError(TransactionError):
     """
 
 
-class RefusedByReceiverError(TransactionError):
-    """The receiver has refused a message. ``code`` is the code of the refusal (docs/protocol.md).
-
-    What to do: The message has the receiver's reason.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class RefusedError(SocketError):
-    """A receiver cannot do what a sender's message asks. The sender gets the reason and the ``code``
-    (docs/protocol.md).
+    """A receiver cannot do what a sender's message asks. The sender gets the reason.
 
     What to do: The message has the reason.
     """
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class MalformedMessageError(SocketError):

@@ -20,8 +20,6 @@ from zmq_datasource.acknowledged.protocol import (
     End,
     Message,
     decode,
-    digest_of,
-    digest_of_rows,
     encode,
     is_name,
     rows_of,
@@ -100,7 +98,7 @@ def test_frames_that_are_no_message_are_refused_with_a_reason(frames: list[bytes
 
 BOUNDED = [
     Data(attempt=ATTEMPT, producer="p", number=0, partition=0, index=0, rows=0, columns=[]),
-    End(attempt=ATTEMPT, producer="p", number=0, partition=0, messages=0, rows=0),
+    End(attempt=ATTEMPT, messages=0, rows=0),
 ]
 
 
@@ -125,7 +123,7 @@ def test_a_name_has_up_to_256_bytes(name: str) -> None:
     assert not is_name(name + "é" * 128)
 
 
-kinds = st.sampled_from([b"ZDS\x02" + bytes([k]) for k in b"HWDTESMKABX"])
+kinds = st.sampled_from([b"ZDS\x02" + bytes([k]) for k in b"HWDTESMKX"])
 
 
 @given(st.lists(st.one_of(st.binary(max_size=30), kinds, st.just(b"{}")), max_size=6))
@@ -234,7 +232,7 @@ _FRAME = st.binary(max_size=3) | st.sampled_from([b"", b"t", "\u00e4".encode(), 
     | st.lists(st.lists(_FRAME, min_size=1, max_size=4), min_size=1, max_size=10),
     st.data(),
 )
-def test_rows_are_unpacked_as_they_were_and_keep_their_digest(rows: list[Any], chosen: st.DataObject) -> None:
+def test_rows_are_unpacked_as_they_were(rows: list[Any], chosen: st.DataObject) -> None:
     if isinstance(rows[0], tuple):
         topics, values = (pa.array(column, pa.binary()) for column in zip(*rows, strict=True))
         batch = pa.record_batch({"topic": topics, "value": values})
@@ -244,8 +242,6 @@ def test_rows_are_unpacked_as_they_were_and_keep_their_digest(rows: list[Any], c
     columns, buffers = pack_columns(batch)
     found = unpack_columns(columns, batch.num_rows, as_bytes(buffers))
     assert {name: column.to_pylist() for name, column in found.items()} == batch.to_pydict()
-    staged = rows_of(data(batch.num_rows, columns), as_bytes(buffers), 0)
-    assert digest_of_rows(staged) == digest_of(batch)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary(), pa.binary()])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tests.fuzz.targets import FRAMINGS
 from tests.support import DATA
-from zmq_datasource.acknowledged.protocol import Abort, Commit, Data, End, Hello, encode
+from zmq_datasource.acknowledged.protocol import Commit, Data, End, Hello, encode
 from zmq_datasource.log import Chunk, Found
 from zmq_datasource.messages.packed import pack_columns
 from zmq_datasource.serving import protocol as fetch
@@ -50,9 +50,8 @@ def acknowledged() -> Iterator[bytes]:
     yield packed(encode(data, buffers))
     for message in (
         Hello(attempt=attempt, producer="p"),
-        End(attempt=attempt, partition=0, messages=1, rows=2, **who),
+        End(attempt=attempt, messages=1, rows=2),
         Commit(attempts=[attempt], rows=2, digest="0" * 16, **who),
-        Abort(attempts=[attempt], **who),
     ):
         yield packed(encode(message))
 

@@ -71,7 +71,6 @@ with Producer(sys.argv[1]) as producer:
             producer.flush,
             lambda: producer.send("c"),
             lambda: producer.last_committed,
-            lambda: producer.transaction().__enter__(),
         ],
         lambda: (producer.__exit__(None, None, None), producer.close()),
     )

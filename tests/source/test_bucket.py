@@ -156,19 +156,20 @@ def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, buck
     options = {"socketType": "ROUTER", "bind": endpoint}
     with receiving(bucket, **options) as receiver, Producer(endpoint, name="p", sendTimeout="2s") as producer:
         for number in range(3):
-            with producer.transaction():
-                producer.send(b"%d" % number)
+            producer.send(b"%d" % number)
+            producer.flush()
         assert values(bucket) == [0, 1, 2]
         with server.away():
-            with pytest.raises(SocketError), producer.transaction():
-                producer.send(b"3")
+            producer.send(b"3")
+            with pytest.raises(SocketError):
+                producer.flush()
             receiver.kill()
             receiver.wait()
         assert values(bucket) == [0, 1, 2]
         with receiving(bucket, **options):
             producer.flush()  # which settles it
-            with producer.transaction():
-                producer.send(b"4")
+            producer.send(b"4")
+            producer.flush()
         assert values(bucket) == [0, 1, 2, 3, 4]
 
 

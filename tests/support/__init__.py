@@ -375,8 +375,7 @@ class RawSender:
         attempt = uuid.uuid4().hex
         self.ask("H", "W", attempt=attempt, producer=producer)
         assert self.data(producer, number, *values, attempt=attempt)["kind"] == "T"
-        part = {"attempt": attempt, "producer": producer, "number": number, "partition": 0}
-        assert self.ask("E", "S", **part, messages=1, rows=len(values))["kind"] == "S"
+        assert self.ask("E", "S", attempt=attempt, messages=1, rows=len(values))["kind"] == "S"
         return attempt
 
     def commit(

@@ -229,11 +229,8 @@ def test_each_side_of_a_proxy_admits_its_own_clients(
 
 def _send_as(keys: Keys, endpoint: str, client: str, name: str = "orders") -> None:
     patience = "1s" if client == "stranger" else "20s"
-    with (
-        Producer(endpoint, name, connectTimeout=patience, **keys.client(client)) as producer,
-        producer.transaction() as transaction,
-    ):
-        transaction.send(b"of a transaction")
+    with Producer(endpoint, name, connectTimeout=patience, **keys.client(client)) as producer:
+        producer.send(b"of a transaction")
 
 
 def _until_published(publishers: list[Socket], durable: DurableSubscriber) -> set[bytes]:

@@ -22,7 +22,6 @@ import struct
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from zmq_datasource.acknowledged.protocol import digest_of_rows
 from zmq_datasource.errors import DamagedChunkError, DiskFaultError, LogWriteError
 from zmq_datasource.host import failpoints
 from zmq_datasource.host.machine import PRIVATE
@@ -51,7 +49,6 @@ class Stored(NamedTuple):
     Attributes:
         producer, number, partition: The part of a transaction that the attempt is for.
         messages, rows: How many data messages and rows.
-        digest: Of the rows.
         value_bytes: The bytes of their values.
         latest: The latest time at which a row was received, in microseconds since the epoch.
         size: The bytes of the file.
@@ -62,7 +59,6 @@ class Stored(NamedTuple):
     partition: int
     messages: int = 0
     rows: int = 0
-    digest: int = 0
     value_bytes: int = 0
     latest: int = 0
     size: int = 0
@@ -135,7 +131,6 @@ class AttemptFiles:
         return stored._replace(
             messages=stored.messages + 1,
             rows=stored.rows + rows.num_rows,
-            digest=(stored.digest + digest_of_rows(rows)) % (1 << 64),
             value_bytes=stored.value_bytes + data_bytes(rows.column("value")),
             latest=max(stored.latest, pc.max(rows.column("timestamp")).value or 0),
             size=size,
@@ -165,23 +160,17 @@ class AttemptFiles:
         return stored._replace(size=size)
 
     def _write(self, name: str, size: int, *parts: bytes | memoryview) -> int:
-        path, end = self._hidden(name), size
-        with writing(f"writing {path}"):
-            descriptor = os.open(path, os.O_WRONLY | (0 if size else os.O_CREAT | os.O_TRUNC), PRIVATE)
-            try:
-                failpoints.reach("acknowledged.file.before_write")
-                for part in parts:
-                    begin = end
-                    while end < begin + len(part):
-                        end += os.pwrite(descriptor, memoryview(part)[end - begin :], end)
-                failpoints.reach("acknowledged.file.after_write")
-            except BaseException:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, size)
-                raise
-            finally:
-                os.close(descriptor)
-        return end
+        """Write after the first ``size`` bytes of a file, in place of what a failed call has left."""
+        path = self._hidden(name)
+        with writing(f"writing {path}"), open(path, "r+b" if size else "wb", opener=_open_private) as file:
+            failpoints.reach("acknowledged.file.before_write")
+            file.truncate(size)
+            file.seek(size)
+            for part in parts:
+                file.write(part)
+            file.flush()
+            failpoints.reach("acknowledged.file.after_write")
+            return file.tell()
 
     def read(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of finished attempts, one data message at a time, checked.
@@ -224,6 +213,10 @@ class AttemptFiles:
 
     def _hidden(self, name: str) -> Path:
         return self._directory / f"{_HIDDEN}{name}"
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE)
 
 
 def _end_of(descriptor: int) -> tuple[int, Stored]:

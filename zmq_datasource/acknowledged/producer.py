@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
 import pyarrow as pa
 
 from zmq_datasource.acknowledged.protocol import (
-    INTERNAL,
     MOST_FRAME_BYTES,
     MOST_NAME_BYTES,
     anonymous_name,
@@ -23,7 +19,6 @@ from zmq_datasource.acknowledged.uplink import Uplink
 from zmq_datasource.errors import (
     AttemptLostError,
     OptionError,
-    RefusedByReceiverError,
     RowError,
     SocketError,
     TransactionError,
@@ -37,15 +32,6 @@ _MESSAGE_OVERHEAD = 64
 _MOST_BYTES = 1 << 30
 
 
-def _current_task() -> object:
-    """The asyncio task that runs in this thread; None if there is none."""
-    asyncio = sys.modules.get("asyncio")  # without it there is no task, and it takes a moment to import
-    try:
-        return None if asyncio is None else asyncio.current_task()
-    except RuntimeError:  # no loop runs in this thread
-        return None
-
-
 @dataclass
 class _Transaction:
     """Messages that are to be committed together.
@@ -53,15 +39,13 @@ class _Transaction:
     Attributes:
         number: Its number; None before the first attempt.
         size: The bytes that it takes in memory.
-        is_block: Whether its messages come from a ``transaction()`` block.
-        asked: The attempts that may be in the log: their commit was asked for, and was not refused.
+        asked: The attempts that may be in the log, because their commit was asked for.
     """
 
     number: int | None
     values: list[bytes]
     topics: list[bytes | None]
     size: int
-    is_block: bool
     asked: set[str] = field(default_factory=set)
 
 
@@ -70,20 +54,16 @@ class Producer:
 
     ```python
     with Producer("tcp://receiver:5558", name="billing-7") as producer:
-        producer.send(b"one", topic="invoices")
-        producer.flush()  # returns when all that was sent is in the log, on disk
-        with producer.transaction():
-            producer.send(b"both")
-            producer.send(b"or none")
+        producer.send(b"both", topic="invoices")
+        producer.send(b"or none")
+        producer.flush()  # returns when both are in the log, on disk
     ```
 
-    Messages that are not flushed are kept in memory, up to ``max_bytes``. When there are more, ``send`` flushes by
-    itself; in a transaction it raises an error. A ``flush`` that fails has lost nothing and doubled nothing: call it
-    again, and it finds out whether the commit took place. A transaction that the receiver refuses is dropped: run its
-    block again. But if a ``TransactionError`` says that another program has used the name, close the producer. If a
-    program dies before its flush was answered, ``last_committed`` tells its successor of the same name whether the
-    commit took place. The methods may be called from any thread; calls wait for each other. In asyncio, a task that
-    sends, flushes or begins a transaction while another task is in ``transaction()`` gets an error. A forked child
+    Each ``flush`` is a transaction: a reader sees all of its messages or none. Until then they are kept in memory, up
+    to ``max_bytes``. A ``flush`` that fails has lost nothing and doubled nothing: call it again, and it finds out
+    whether the commit took place. But if a ``TransactionError`` says that another program has used the name, close the
+    producer. If a program dies before its flush was answered, ``last_committed`` tells its successor of the same name
+    whether the commit took place. The methods may be called from any thread; calls wait for each other. A forked child
     cannot use a producer of its parent.
 
     Args:
@@ -120,8 +100,6 @@ class Producer:
         self._pending: _Transaction | None = None
         self._uplink: Uplink | None = None
         self._next: int | None = None
-        self._in_block = False
-        self._task: object = None  # the asyncio task of the open block
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -149,11 +127,10 @@ class Producer:
             return self._connected().last_committed()
 
     def send(self, value: bytes | str, topic: bytes | str | None = None) -> None:
-        """Keep a message for the next ``flush``. If there is no room, flush first.
+        """Keep a message for the next ``flush``.
 
         Raises:
-            SocketError: The flush has failed, and the message was not taken.
-            TransactionError: The open transaction is larger than ``max_bytes``, or it is that of another asyncio task.
+            TransactionError: There is no room for it in ``max_bytes``: flush first.
             RowError: The message is larger than a receiver takes, or has a text that UTF-8 cannot encode.
         """
         self._process.check()
@@ -168,82 +145,31 @@ class Producer:
                 )
         with self._lock:
             self._check_open()
-            self._check_task()
             if self._kept_bytes and self._kept_bytes + size > self._max_bytes:
-                if self._in_block:
-                    raise TransactionError(
-                        f"sending in a transaction: it has more than max_bytes={self._max_bytes}; commit in smaller "
-                        "transactions, or raise it"
-                    )
-                self.flush()
+                raise TransactionError(
+                    f"sending to {self._options.connect}: there is no room for a message of {len(data)} bytes in "
+                    f"max_bytes={self._max_bytes}; flush first, or raise it"
+                )
             self._values.append(data)
             self._topics.append(name)
             self._kept_bytes += size
 
     def flush(self) -> None:
-        """Wait until all messages are in the receiver's log, on disk.
+        """Wait until all messages are in the receiver's log, on disk. After an error they are kept: call this again.
 
         Raises:
-            SocketError: The messages are not there, or there was no answer. They are kept: call this again.
-            TransactionError, RowError: The receiver has refused, or another producer uses this name. Messages from
-                outside of a ``transaction()`` are kept. A transaction is dropped, unless an earlier commit may still
-                have put it into the log. Then the next ``transaction()`` says so.
+            SocketError: The messages are not there, or there was no answer.
+            TransactionError, RowError: The receiver has refused, or another producer uses this name.
         """
         self._process.check()
         with self._lock:
-            self._check_task()
-            if self._in_block:
-                raise TransactionError("flushing within a transaction: leave its block to commit it")
-            self._flush(is_block=False)
-
-    def _flush(self, is_block: bool) -> None:
-        while self._pending is not None or self._values:
-            if self._pending is None:
-                self._pending = _Transaction(None, self._values, self._topics, self._kept_bytes, is_block)
-                self._values, self._topics = [], []
-            try:
+            while self._pending is not None or self._values:
+                if self._pending is None:
+                    self._pending = _Transaction(None, self._values, self._topics, self._kept_bytes)
+                    self._values, self._topics = [], []
                 self._commit(self._pending)
-            except (TransactionError, RowError):
-                if self._pending.is_block and not self._pending.asked:
-                    self._forget_pending()
-                raise
-            self._forget_pending()
-
-    def _forget_pending(self) -> None:
-        if self._pending is not None:
-            self._kept_bytes -= self._pending.size
-            self._pending = None
-
-    @contextmanager
-    def transaction(self) -> Iterator[Self]:
-        """Commit all messages of the block together at its end. If the block fails, none of them is committed.
-
-        Messages from before the block are flushed first.
-
-        Raises:
-            TransactionError, RowError: The receiver has refused the transaction. It is dropped, and the block can be
-                run again. Or it is not known whether the transaction before this one is in the log: then the block does
-                not run.
-            SocketError: The commit was not answered. The transaction is kept, and ``flush`` commits it: do not run the
-                block again before ``flush`` has returned.
-        """
-        self._process.check()
-        with self._lock:
-            if self._pending is not None and self._pending.is_block:
-                raise TransactionError(
-                    "beginning a transaction: it is not known whether the transaction before it is in the log. Call "
-                    "flush(), which commits it if it is not there, and then begin"
-                )
-            self.flush()
-            self._in_block, self._task = True, _current_task()
-            try:
-                yield self
-            except BaseException:
-                self._values, self._topics, self._kept_bytes = [], [], 0
-                raise
-            finally:
-                self._in_block = False
-            self._flush(is_block=True)
+                self._kept_bytes -= self._pending.size
+                self._pending = None
 
     def close(self) -> None:
         """Drop what was not flushed, and disconnect. In a forked child, do nothing."""
@@ -257,14 +183,6 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed:
             raise OptionError("this producer is closed")
-
-    def _check_task(self) -> None:
-        """Refuse another asyncio task than that of the open transaction: its message would be part of it."""
-        if self._in_block and _current_task() is not self._task:
-            raise TransactionError(
-                "using a producer while another asyncio task is in transaction(): wait for the end of its block, or "
-                "make a producer for each task"
-            )
 
     def _connected(self) -> Uplink:
         self._check_open()
@@ -312,13 +230,7 @@ class Producer:
         uplink.send(pa.record_batch(columns))
         uplink.finish()
         transaction.asked.add(session.attempt)
-        try:
-            uplink.commit([session.attempt], session.rows, uplink.digest)
-        except (AttemptLostError, RefusedByReceiverError) as e:
-            # After an unexpected error of the receiver, the transaction may be in the log.
-            if not (isinstance(e, RefusedByReceiverError) and e.code == INTERNAL):
-                transaction.asked.discard(session.attempt)
-            raise
+        uplink.commit([session.attempt], session.rows, uplink.digest)
         self._check_ours(transaction, uplink, transaction.number)
 
     def _check_log(self, committed: int | None) -> None:
@@ -343,15 +255,10 @@ class Producer:
         if uplink.session.by in transaction.asked:
             self._next = number + 1
             return
-        if committed == number:
-            transaction.asked.clear()  # the number is another transaction's
-        whether = (
-            "it is not known whether this one is there too" if transaction.asked else "this one is not there"
-        )
         raise TransactionError(
             f"committing transaction {number} of {self._name}: another producer of this name has put its transaction "
-            f"{committed} into the log; {whether}. Close this producer, and send what it has not committed under "
-            "another name"
+            f"{committed} into the log. Close this producer; see whether its last messages are in the log, and send "
+            "those that are not there under another name"
         )
 
 

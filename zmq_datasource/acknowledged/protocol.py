@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from zmq_datasource.errors import ProtocolError
 from zmq_datasource.messages.columns import number, text
@@ -29,19 +28,12 @@ from zmq_datasource.transport.core import digest
 from zmq_datasource.transport.session import Envelope, Header
 
 VERSION = 2
-# Codes of refusals. The receiver does not have the attempt (any more):
+# Codes of refusals. The receiver does not have the attempt (any more), and the sender begins another one:
 UNKNOWN = "unknown"
-# Another transaction is committed under the number, or a later number is:
-CONFLICT = "conflict"
-# The receiver has met an unexpected error, and may have done what the message asks for:
-INTERNAL = "internal"
-# The receiver's disk takes no data now, and the sender sends it again later:
-BUSY = "busy"
-# About the size of a data message: large enough for Arrow, small enough to keep two for each sender.
+# Any other reason:
+REFUSED = "refused"
+# About the size of a data message: large enough for Arrow, small enough to keep one for each sender.
 DATA_BYTES = 1 << 20
-# The data messages that a sender may have on the way: one until the receiver has taken the first, and then two. If two
-# together exceed MOST_BYTES_ON_THE_WAY, they are sent one by one.
-MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 2, 8 << 20
 MOST_NAME_BYTES = 256  # of a producer
 # The name of a producer that no later program uses begins so.
 _ANONYMOUS = "anonymous-"
@@ -88,7 +80,7 @@ class _Base(Header, frozen=True, kw_only=True):
 
 
 class Hello(_Base, frozen=True, kw_only=True):
-    """Sender: announces an attempt, or asks about it. Answered by ``Welcome``."""
+    """Sender: asks for the producer's last transaction. Answered by ``Welcome``."""
 
     kind = b"H"
     attempt: str
@@ -96,12 +88,10 @@ class Hello(_Base, frozen=True, kw_only=True):
 
 
 class Welcome(_Base, frozen=True, kw_only=True):
-    """Receiver: how many data messages of the attempt it has (``received``), the producer's last committed transaction
-    (``committed``) with one of its attempts (``by``)."""
+    """Receiver: the producer's last committed transaction (``committed``), with one of its attempts (``by``)."""
 
     kind = b"W"
     attempt: str
-    received: int
     committed: int | None
     by: str | None
 
@@ -132,9 +122,6 @@ class End(_Base, frozen=True, kw_only=True):
 
     kind = b"E"
     attempt: str
-    producer: str
-    number: int
-    partition: int
     messages: int
     rows: int
 
@@ -177,23 +164,6 @@ class Committed(_Base, frozen=True, kw_only=True):
     by: str | None
 
 
-class Abort(_Base, frozen=True, kw_only=True):
-    """Sender: gives up these attempts. Answered by ``Aborted``."""
-
-    kind = b"A"
-    producer: str
-    number: int
-    attempts: list[str]
-
-
-class Aborted(_Base, frozen=True, kw_only=True):
-    """Receiver: the attempts are discarded."""
-
-    kind = b"B"
-    producer: str
-    number: int
-
-
 class Refusal(_Base, frozen=True, kw_only=True):
     """Receiver: a message is refused. ``code`` is for programs, ``reason`` for people."""
 
@@ -203,10 +173,8 @@ class Refusal(_Base, frozen=True, kw_only=True):
     attempt: str | None = None
 
 
-Message: TypeAlias = (
-    Hello | Welcome | Data | Taken | End | Staged | Commit | Committed | Abort | Aborted | Refusal
-)
-_HEADERS = (Hello, Welcome, Data, Taken, End, Staged, Commit, Committed, Abort, Aborted, Refusal)
+Message: TypeAlias = Hello | Welcome | Data | Taken | End | Staged | Commit | Committed | Refusal
+_HEADERS = (Hello, Welcome, Data, Taken, End, Staged, Commit, Committed, Refusal)
 _ENVELOPE: Envelope[Any] = Envelope(VERSION, _HEADERS, "the transaction protocol")
 encode = _ENVELOPE.encode
 decode: Callable[[Sequence[bytes]], tuple[Message, Sequence[bytes]]] = _ENVELOPE.decode
@@ -260,16 +228,6 @@ def digest_of(batch: pa.RecordBatch) -> int:
     has_topics = topic is not None and topic.null_count < len(topic)
     topics = [FrameColumn(topic)] if has_topics else []  # a column of only nulls may have Arrow's type null
     return digest([*topics, FrameColumn(batch.column("value"))], len(batch))
-
-
-def digest_of_rows(batch: pa.RecordBatch) -> int:
-    """The digest of rows as the receiver stages them (``messages.columns.MESSAGE_SCHEMA``)."""
-    frames = batch.column("frames")
-    if frames.null_count == len(frames):
-        return digest_of(batch.select(["topic", "value"]))
-    whole = frames.is_valid()
-    rest = digest_of(batch.filter(pc.invert(whole)).select(["topic", "value"]))
-    return (digest_of(batch.filter(whole).select(["frames"])) + rest) % _MODULUS
 
 
 def as_text(digest: int) -> str:

@@ -39,14 +39,14 @@ class Transaction(NamedTuple):
 
     Attributes:
         attempt: One of its attempts.
-        rows, digest: The number of its rows and their digest.
+        rows, digest: The number of its rows and their digest, as its commit has named them; None for no digest.
         heard: When its producer was last heard, in seconds of receiving.
     """
 
     number: int
     attempt: str
     rows: int
-    digest: str
+    digest: str | None
     heard: float = 0.0
 
     def check_is(self, producer: str, number: int, rows: int, digest: str | None) -> None:
@@ -57,7 +57,7 @@ class Transaction(NamedTuple):
         """
         if number < self.number:
             raise conflict_with_later(producer, number, self.number)
-        if rows == self.rows and digest in (None, self.digest):
+        if rows == self.rows and (digest is None or self.digest in (None, digest)):
             return
         raise ConflictError(
             f"transaction {number} of {producer}: it is in the log with {self.rows} rows (digest {self.digest}), and "
@@ -122,9 +122,8 @@ class CommittedTransactions(CarriedState):
         """
         if producer not in self._last and len(self._last) >= self._limit and self._dispensable() is None:
             raise RefusedError(
-                "producers",
                 f"the log remembers {len(self._last)} producers with a name, and maxPublishers={self._limit} allows no "
-                "more. Raise it at the receiver. A producer that was silent for 7 days gives its place to another one",
+                "more. Raise it at the receiver. A producer that was silent for 7 days gives its place to another one"
             )
 
     def _dispensable(self) -> str | None:

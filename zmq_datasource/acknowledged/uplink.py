@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Self
 
 import pyarrow as pa
@@ -15,8 +14,7 @@ import zmq
 
 from zmq_datasource.acknowledged.protocol import digest_of, split_batch
 from zmq_datasource.acknowledged.sender_session import SenderSession
-from zmq_datasource.acknowledged.transactions import conflict_with_later
-from zmq_datasource.errors import AttemptLostError, NoPeerError, SendTimeoutError
+from zmq_datasource.errors import AttemptLostError, NoPeerError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.transport.link import TICK_SECONDS, Link
@@ -41,12 +39,11 @@ class Uplink:
     Attributes:
         session: The attempt, and the producer's last transaction.
         digest: Of the rows that were sent or counted. The sum over all parts is the digest of the transaction.
-        blocked_seconds: How long ``send`` has waited until more data was allowed on the way.
+        blocked_seconds: How long ``send`` has waited for the receiver.
     """
 
     def __init__(self, options: WriteOptions, producer: str, number: int, partition: int = 0) -> None:
         self._options = options
-        self._producer = producer
         self.session = SenderSession(producer, number, partition, options.send_timeout, str(options.connect))
         self._link = Link(
             SocketSpec.of_sink(options),
@@ -72,10 +69,7 @@ class Uplink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.session.abort_unfinished()
-        with suppress(zmq.ZMQError):
-            self._link.send_outbox()
-        self._link.close(linger=200)  # for the abort; everything else was acknowledged
+        self._link.close(linger=0)
 
     def _wait_for_peer(self) -> None:
         watch = self._link.watch
@@ -90,31 +84,14 @@ class Uplink:
             watch.monitor.poll(100)
             self._link.check_connection()
 
-    @property
-    def peers(self) -> int:
-        """The number of connections: 1, or 0 while the connection is opened again."""
-        self._link.watch.update()
-        return self._link.watch.peers
-
-    @property
-    def sndhwm(self) -> int:
-        """The send high-water mark that libzmq reports."""
-        return int(self._link.socket.getsockopt(zmq.SNDHWM))
-
     def greet(self) -> bool:
         """Announce the attempt, and wait for the receiver's answer.
 
         Returns:
             Whether a transaction of this number is committed already, so that no rows need to be sent. ``commit`` then
             checks that it has the same rows.
-
-        Raises:
-            ConflictError: A later transaction of this producer is committed.
         """
-        committed, number = self.last_committed(), self.session.number
-        if committed is not None and number < committed:
-            raise conflict_with_later(self._producer, number, committed)
-        return number == committed
+        return self.last_committed() == self.session.number
 
     def last_committed(self) -> int | None:
         """Ask the receiver for the number of the producer's last transaction. None if there is none."""
@@ -123,12 +100,12 @@ class Uplink:
         return self.session.committed
 
     def begin_attempt(self) -> None:
-        """Abort the attempt, unless it is staged, and begin another one on the same connection."""
+        """Give up the attempt, unless it is staged, and begin another one on the same connection."""
         self.session.begin_attempt()
         self.digest = 0
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send rows with the columns ``value`` and perhaps ``topic``, or ``frames``. Wait for room on the way.
+        """Send rows with the columns ``value`` and perhaps ``topic``, or ``frames``. Wait for the data before them.
 
         Raises:
             RowError: A row is larger than the receiver takes.
@@ -136,10 +113,12 @@ class Uplink:
         for piece in split_batch(batch):
             self.digest += digest_of(piece)
             size, frames = self.session.pack(piece)
-            self._wait_for_room(size)
+            began = time.monotonic()
+            self._wait()
+            self.blocked_seconds += time.monotonic() - began
             failpoints.reach("acknowledged.data.before_send")
-            self.session.send_packed(size, frames, piece.num_rows)
-            self._flush()
+            self.session.send_packed(size, frames, piece.num_rows, time.monotonic())
+            self._link.send_outbox()
 
     def count(self, batch: pa.RecordBatch) -> None:
         """Add rows to the digest and the account, but do not send them: their transaction is committed already."""
@@ -147,17 +126,8 @@ class Uplink:
             self.digest += digest_of(piece)
             self.session.bytes += self.session.pack(piece)[0]
 
-    def _wait_for_room(self, size: int) -> None:
-        self._link.receive_all()
-        began = time.monotonic()
-        self.session.wait_for_room(size, began)
-        if self.session.waiting:
-            self._wait()
-            self.blocked_seconds += time.monotonic() - began
-
     def finish(self) -> None:
         """End the attempt, and wait until the receiver has all of it on disk."""
-        self.session.wait_until_taken(time.monotonic())
         self._wait()
         self.session.end(time.monotonic())
         self._wait()
@@ -178,23 +148,8 @@ class Uplink:
         failpoints.reach("acknowledged.commit.after_committed")
         return self.session.again
 
-    def abort(self, attempts: Sequence[str]) -> None:
-        """Have the receiver discard these attempts."""
-        self.session.abort(attempts, time.monotonic())
-        self._wait()
-
     def _wait(self) -> None:
         """Wait for the answer to the session's last request."""
+        self.session.start_timeout(time.monotonic())
         while self.session.waiting:
             self._link.run_once(TICK_SECONDS)
-
-    def _flush(self) -> None:
-        """Pass the messages to libzmq. Its queue has room for them, unless there is no connection."""
-        self._link.send_outbox()
-        deadline = time.monotonic() + self._options.send_timeout
-        while self.session.outbox:
-            if time.monotonic() >= deadline:
-                raise SendTimeoutError(
-                    f"sending to {self._options.connect}: there was no connection for {self._options.send_timeout}"
-                )
-            self._link.run_once(0.02)

@@ -82,7 +82,7 @@ def filling_of(
         transactions = CommittedTransactions(counters, options.max_publishers)
         log = writer(transactions)
         most = _MOST_OBJECT_BYTES if storage.directory is None else options.wal_max_bytes
-        terms = Terms(options.transaction_timeout, options.wal_max_bytes, most, retry_seconds=retry_seconds)
+        terms = Terms(options.transaction_timeout, options.wal_max_bytes, most)
         files, spec = AttemptFiles(storage.directory), SocketSpec.of_source(options)
         return Filling(log, Acceptor(spec, terms, counters, files, transactions, log), transactions)
     receiver = Receiver(
