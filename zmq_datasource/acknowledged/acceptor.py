@@ -32,7 +32,7 @@ ROUND_MESSAGES = 256
 _RCVHWM = 2
 # The topic and value of the largest row, and their offsets.
 _MOST_MESSAGE_BYTES = 2 * MOST_FRAME_BYTES + (4 << 20)
-_HOUSEKEEPING_SECONDS, _TIMEOUT_SECONDS = 0.1, 1.0
+_HOUSEKEEPING_SECONDS = 0.1
 
 
 class Acceptor:
@@ -66,7 +66,7 @@ class Acceptor:
         self._log = log
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="zmq-staging")
         self.reception = Reception(terms, transactions, counters, files, log, self._pool)
-        self._next_housekeeping = self._next_timeouts = 0.0
+        self._next_housekeeping = 0.0
 
     def __enter__(self) -> Self:
         """Open the socket, and find the staged attempts.
@@ -106,10 +106,9 @@ class Acceptor:
         """
         now = time.monotonic()
         if now >= self._next_housekeeping:
+            self._next_housekeeping = now + _HOUSEKEEPING_SECONDS
             self._watch_connections()
-        if now >= self._next_timeouts:
             self.reception.check_timeouts(now)
-            self._next_timeouts = now + _TIMEOUT_SECONDS
         self._answer()
         # Wait only 1 ms while another thread will be done soon.
         if not self._has_message and not self._socket.poll(1 if self.reception.busy else WAIT_MS):
@@ -131,7 +130,6 @@ class Acceptor:
         self._open.watch.update()
         self._unfinished.check_connections()
         count_connections(self._counters, [self._open.watch])
-        self._next_housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
 
     def _answer(self) -> None:
         """Go on with what other threads have done, and send the answers.

@@ -187,8 +187,7 @@ class Producer:
     def _connected(self) -> Uplink:
         self._check_open()
         if self._uplink is None:
-            uplink = Uplink(self._options, self._name, 0)
-            self._uplink = uplink.__enter__()
+            self._uplink = Uplink(self._options, self._name, 0).__enter__()
         self._uplink.begin_attempt()
         return self._uplink
 
@@ -250,15 +249,13 @@ class Producer:
         Args:
             committed: The number of the last transaction of this name in the log; ``session.by`` is its attempt.
         """
-        number = transaction.number
-        assert number is not None
         if uplink.session.by in transaction.asked:
-            self._next = number + 1
+            self._next = committed + 1
             return
         raise TransactionError(
-            f"committing transaction {number} of {self._name}: another producer of this name has put its transaction "
-            f"{committed} into the log. Close this producer; see whether its last messages are in the log, and send "
-            "those that are not there under another name"
+            f"committing transaction {transaction.number} of {self._name}: another producer of this name has put its "
+            f"transaction {committed} into the log. Close this producer; see whether its last messages are in the log, "
+            "and send those that are not there under another name"
         )
 
 

@@ -182,7 +182,8 @@ class Reception:
         """
         for name, stored in self._files.recover():
             attempt = Received(name, stored, b"", now, "staged")
-            if self._transactions.is_committed(*stored.transaction):
+            last = self._transactions.last(stored.producer)
+            if last is not None and stored.number <= last.number:
                 self._remove(attempt)
             else:
                 self._attempts[name] = attempt
@@ -400,7 +401,7 @@ class Reception:
     # Time.
 
     def check_timeouts(self, now: float) -> None:
-        """Discard the attempts of silent senders, and those that are never committed. Call it about once a second."""
+        """Discard the attempts of silent senders, and those that are never committed. Call it often."""
         self._transactions.pass_time(now - (self._checked_at or now))
         self._checked_at = now
         self._refusals.flush()

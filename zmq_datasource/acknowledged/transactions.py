@@ -100,11 +100,6 @@ class CommittedTransactions(CarriedState):
         """The producer's last transaction that was appended to the log, on disk or not."""
         return self._last.get(producer)
 
-    def is_committed(self, producer: str, number: int) -> bool:
-        """Whether the transaction, or a later one, is on disk."""
-        last = self.last(producer)
-        return last is not None and number <= last.number
-
     def pass_time(self, seconds: float) -> None:
         """Note so many more seconds of receiving."""
         self._seconds += seconds

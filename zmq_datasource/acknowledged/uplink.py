@@ -14,13 +14,11 @@ import zmq
 
 from zmq_datasource.acknowledged.protocol import digest_of, split_batch
 from zmq_datasource.acknowledged.sender_session import SenderSession
-from zmq_datasource.errors import AttemptLostError, NoPeerError
+from zmq_datasource.errors import NoPeerError
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import WriteOptions
 from zmq_datasource.transport.link import TICK_SECONDS, Link
 from zmq_datasource.transport.spec import SocketSpec, frame_limit
-
-__all__ = ["AttemptLostError", "Uplink"]
 
 _MOST_ANSWER_BYTES = 1 << 20
 
