@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from tests.log.machines import Machines, Watched
-from tests.log.orders import Check, Note, Now, Process, Steps, World, every_order
 from zmq_datasource.errors import DiskFaultError, LogFormatError, LogLockedError
 from zmq_datasource.log.head import Head, HeadWriter, read_head
 from zmq_datasource.log.records import read_object
@@ -88,47 +87,3 @@ def test_a_damaged_head_is_named(storage: LogStorage, anywhere: Machines) -> Non
         storage.store.put(key, damaged)
         with pytest.raises(LogFormatError, match=r"reading .*head/[0-9]+\.json: it is not the head of a log"):
             read_head(storage.store)
-
-
-class _OneCounts(Check):
-    """At most one writer at a time is told that its head counts, and what is announced never goes back."""
-
-    def step(self, name: str, request: object, before: World, after: World) -> int:
-        if before.account is not None and before.objects == after.objects:
-            return int(before.account)
-        announced = read_head(Now(after)).announced
-        assert announced >= (before.account or 0), "an older head counts again"
-        return announced
-
-    def note(self, name: str, note: Note, world: World) -> None:
-        if note.what == "read":
-            assert note.about <= world.account, "a reader was told of what nobody has announced"
-
-
-def _announces(name: str, *announced: int) -> Process:
-    def run(store: Steps) -> None:
-        head = HeadWriter(store, name)
-        head.take_over()
-        for more in announced:
-            head.write(msgspec.structs.replace(head.head, announced=head.head.announced + more))
-
-    return run
-
-
-def _reads(store: Steps) -> None:
-    store.tell("read", read_head(store).announced)
-
-
-def test_heads_never_go_back_in_any_order_of_two_writers_and_a_reader() -> None:
-    began = Now(World())
-    _announces("began", 1)(began)
-    processes = {"first": _announces("a", 5), "second": _announces("b", 1, 0), "reader": _reads}
-    tried = every_order(
-        began.world, processes, _OneCounts(), still=(), begun={"first": "delete", "second": "put_new"}
-    )
-    assert tried.orders > 100_000
-
-
-def test_heads_never_go_back_when_an_answer_is_lost() -> None:
-    processes = {"first": _announces("a", 1), "second": _announces("b", 1)}
-    assert every_order(World(faults=1), processes, _OneCounts(), still=()).orders > 1_000
