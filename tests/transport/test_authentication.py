@@ -16,7 +16,6 @@ from click.testing import CliRunner
 
 from tests.acknowledged.test_acknowledged import receiving
 from tests.support import Socket, free_endpoint, log_rows, stream_options, take, wait_for, write_options
-from tests.support.proxies import ProxyThreads, endpoints
 from tests.support.serving import Serving
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
@@ -195,58 +194,10 @@ def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Sock
     assert not stranger.poll(0)
 
 
-def _subscribed(sock: Socket) -> Socket:
-    sock.setsockopt(zmq.SUBSCRIBE, b"")
-    return sock
-
-
-def test_each_side_of_a_proxy_admits_its_own_clients(
-    context: zmq.Context[Socket], keys: Keys, tmp_path: Path
-) -> None:
-    sides = endpoints("bind", "pull", "publish", "durable")
-    with ProxyThreads(tmp_path / "log", sides, **keys.server):
-        subscribers = {
-            name: _subscribed(keys.connect(context, zmq.SUB, sides["publish"], name))
-            for name in ("stranger", "friend")
-        }
-        with DurableSubscriber(sides["durable"], "billing", **keys.client("friend"), timeout=20) as durable:
-            for name in ("stranger", "friend"):
-                attempt(keys.connect(context, zmq.PUSH, sides["pull"], name), b"push of " + name.encode())
-            publishers = [
-                keys.connect(context, zmq.PUB, sides["bind"], name) for name in ("stranger", "friend")
-            ]
-            published = _until_published(publishers, durable)
-        assert b"push of friend" in published
-        assert {value for value in published if b"stranger" in value} == set()
-        assert subscribers["friend"].poll(10_000)
-        assert not subscribers["stranger"].poll(0)
-        with (
-            pytest.raises(NoPeerError),
-            DurableSubscriber(sides["durable"], "x", **keys.client("stranger"), timeout=0.5),
-        ):
-            pass
-
-
 def _send_as(keys: Keys, endpoint: str, client: str, name: str = "orders") -> None:
     patience = "1s" if client == "stranger" else "20s"
     with Producer(endpoint, name, connectTimeout=patience, **keys.client(client)) as producer:
         producer.send(b"of a transaction")
-
-
-def _until_published(publishers: list[Socket], durable: DurableSubscriber) -> set[bytes]:
-    """What comes, until the friend's publishing has; a PUB drops what it sends before it is subscribed to."""
-    found: set[bytes] = set()
-
-    def heard() -> bool:
-        for name, sock in zip((b"stranger", b"friend"), publishers, strict=True):
-            sock.send(b"published by " + name)
-        message = durable.receive(0.05)
-        if message is not None:
-            found.add(message.value)
-        return {b"published by friend", b"push of friend"} <= found
-
-    wait_for(heard, "what the friend sent")
-    return found
 
 
 def test_a_name_belongs_to_the_key_that_it_is_bound_to(keys: Keys, tmp_path: Path) -> None:

@@ -55,17 +55,3 @@ def test_a_closed_connection_gives_no_handle_nor_does_another_with_its_descripto
     late = Connections()
     late.add(number, ENDPOINT)  # as libzmq reports a connection that is closed by then
     assert late.inode(number) is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="eventfd is Linux's")
-def test_a_descriptor_that_is_no_connection_gives_no_handle() -> None:
-    """All eventfds have the same inode, so the inode alone does not tell them apart."""
-    event = os.eventfd(0)
-    try:
-        before = open_files()
-        connections = Connections()
-        connections.add(event, ENDPOINT)
-        assert connections.handles() == []
-        assert open_files() == before
-    finally:
-        os.close(event)

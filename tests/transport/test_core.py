@@ -6,8 +6,6 @@ import ctypes
 import shutil
 import signal
 import sysconfig
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
@@ -62,10 +60,6 @@ class HandlerError(Exception):
     """Raised by a signal's handler."""
 
 
-def interrupt(*_: object) -> None:
-    raise HandlerError
-
-
 # Which core is in use.
 
 
@@ -104,19 +98,6 @@ def test_messages_of_any_shape_arrive_whole(context: Context, message: list[byte
     push, pull = pair(context)
     send(push, [[b"before"], message, message, [b"behind"]])
     assert take_all(pull) == [[b"before"], message, message, [b"behind"]]
-
-
-def test_an_inbox_counts_its_messages_until_it_is_handed_over(context: Context) -> None:
-    push, pull = pair(context)
-    inbox = Inbox()
-    assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
-    send(push, [[b"a", b"bc"], [b"def"]])
-    assert take(inbox, pull, most=10, room=MIB) == Got(2, 0, True)
-    send(push, [[b"g"]])
-    assert take(inbox, pull, most=10, room=MIB) == Got(1, 0, True)
-    assert (inbox.messages, inbox.size) == (3, 7)
-    assert handed_over(inbox) == [[b"a", b"bc"], [b"def"], [b"g"]]
-    assert (inbox.messages, inbox.size, handed_over(inbox)) == (0, 0, [])
 
 
 def test_an_inbox_keeps_its_limits(context: Context) -> None:
@@ -162,19 +143,6 @@ def test_a_message_stays_in_the_socket_until_the_largest_has_room(context: Conte
     for largest in (-1, LARGEST + 1):
         with pytest.raises(ValueError, match="32 bits"):
             take(inbox, pull, 9, MIB, largest=largest)
-
-
-def test_waiting_ends_with_a_message_or_with_the_timeout(context: Context) -> None:
-    push, pull = pair(context)
-    inbox = Inbox()
-    began = time.monotonic()
-    assert take(inbox, pull, 9, MIB, wait=0.05) == Got(0, 0, True)
-    assert 0.04 < time.monotonic() - began < 10
-    timer = threading.Timer(0.05, push.send, [b"late"])
-    timer.start()
-    assert take(inbox, pull, 1, MIB, wait=20) == Got(1, 0, False)
-    timer.join()
-    assert handed_over(inbox) == [[b"late"]]
 
 
 # Buffers.
@@ -237,39 +205,6 @@ def test_a_signal_during_a_wait_runs_its_handler(context: Context) -> None:
         assert rows.give(push, start, start + 3, wait=60) == start + 3
 
 
-def test_signals_do_not_make_a_wait_longer(context: Context) -> None:
-    push, _ = pair(context, hwm=1)
-    rows = Outbox([SameColumn(b"row")], 100)
-    start = rows.give(push, 0, 100)
-    alarms = iter(range(500))  # ten seconds
-
-    def ring(*_: Any) -> None:
-        if next(alarms, None) is None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    with on_alarm(ring, 0.02, 0.02):  # never 0.3 s without a signal
-        assert rows.give(push, start, 100, wait=0.3) == start
-    assert next(alarms, None) is not None
-
-
-def test_a_handler_that_raises_ends_the_waiting_and_loses_nothing(context: Context) -> None:
-    push, pull = pair(context)
-    inbox = Inbox()
-    send(push, [[b"a"]])
-    take(inbox, pull, 9, MIB)
-    with pytest.raises(HandlerError), on_alarm(interrupt, 0.05):
-        take(inbox, pull, 9, MIB, wait=20)
-    send(push, [[b"b"]])
-    assert take(inbox, pull, 9, MIB, wait=20).messages == 1
-    assert handed_over(inbox) == [[b"a"], [b"b"]]
-    push, pull = pair(context, hwm=1)
-    rows = Outbox([SameColumn(b"row"), SameColumn(b"whole")], 100)
-    start = rows.give(push, 0, 100)
-    with pytest.raises(HandlerError), on_alarm(interrupt, 0.05):
-        rows.give(push, start, start + 1, wait=60)
-    assert read_all(pull) == [[b"row", b"whole"]] * start
-
-
 def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, core_name: str) -> None:
     if core_name == "python":
         pytest.skip("in Python a handler runs between any two steps, so that one message may be gone with it")
@@ -301,51 +236,6 @@ def test_a_closed_socket_is_refused(context: Context) -> None:
         take(Inbox(), pull, 9, MIB)
     with pytest.raises(zmq.ZMQError, match="non-socket"):
         Outbox([SameColumn(b"")], 1).give(push, 0, 1)
-
-
-def test_a_terminated_context_ends_the_waiting_and_keeps_the_messages() -> None:
-    context = zmq.Context[zmq.Socket[bytes]]()
-    push, pull = pair(context, hwm=2)
-    push.sndtimeo = pull.rcvtimeo = -1
-    rows = Outbox([SameColumn(b"row")], 100)
-    start = rows.give(push, 0, 100)
-    inbox = Inbox()
-    assert take(inbox, pull, 1, MIB).messages == 1
-    terminate = threading.Timer(0.1, context.term)
-    terminate.start()
-    with pytest.raises(zmq.ContextTerminated):
-        while True:  # what is there, and then nothing
-            take(inbox, pull, 100, MIB, wait=20)
-    with pytest.raises(zmq.ContextTerminated):
-        while True:
-            start = rows.give(push, start, 100, wait=60)
-    for sock in (push, pull):
-        sock.close(linger=0)
-    terminate.join(10)
-    assert 1 <= len(handed_over(inbox)) <= 100
-
-
-def test_two_threads_cannot_fill_one_inbox(context: Context, core_name: str) -> None:
-    if core_name == "python":
-        pytest.skip("the core in Python relies on its callers")
-    push, pull = pair(context)
-    inbox = Inbox()
-    waiting = threading.Thread(target=take, args=(inbox, pull, 1, MIB), kwargs={"wait": 20})
-    waiting.start()
-
-    def refused() -> bool:
-        try:
-            inbox.hand_over()
-        except RuntimeError:
-            return True
-        return False
-
-    wait_for(refused, "the thread waits")
-    with pytest.raises(RuntimeError, match="another thread"):
-        take(inbox, pull, 1, MIB)
-    push.send(b"for the thread")
-    waiting.join(10)
-    assert handed_over(inbox) == [[b"for the thread"]]
 
 
 # Both.

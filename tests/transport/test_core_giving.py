@@ -186,33 +186,6 @@ def test_waiting_for_room_ends_with_room_or_with_the_timeout(context: Context) -
     assert consuming.got == [[b"frame", i.to_bytes(8, "big")] for i in range(200)]
 
 
-def test_a_receiver_that_takes_a_message_now_and_then_lets_a_call_wait_no_longer(context: Context) -> None:
-    push, pull = pair(context, hwm=1)
-    rows = Outbox([NumberColumn(0)], 10_000)
-    stopped = threading.Event()
-
-    def receive() -> None:
-        while not stopped.wait(0.01):
-            if pull.poll(0):
-                pull.recv()
-
-    reader = threading.Thread(target=receive)
-    reader.start()
-    try:
-        start = rows.give(push, 0, 10_000, wait=0.1)
-    finally:
-        stopped.set()
-        reader.join()
-    assert start < 10_000
-    assert 0.05 < rows.waited_seconds < 5
-
-
-def test_without_a_peer_there_is_no_room(context: Context) -> None:
-    push = context.socket(zmq.PUSH)
-    push.bind("inproc://without-a-peer")
-    assert Outbox([SameColumn(b"a"), SameColumn(b"b")], 5).give(push, 0, 5) == 0
-
-
 def _wait_for_the_end_of_the_connection(sender: zmq.Socket[bytes]) -> None:
     """Until libzmq knows of the end of a connection, it sends more messages into it."""
     wait_for(lambda: not sender.poll(0, zmq.POLLOUT), "the end of the connection")

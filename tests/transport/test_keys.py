@@ -38,15 +38,6 @@ def test_new_keys_are_certificates_that_only_their_owner_can_read(keys: Path) ->
     assert zmq.auth.load_certificate(keys / "server.key_secret") == (public, secret)
 
 
-@pytest.mark.parametrize("name", ["feed.key", "feed.key_secret"])
-def test_new_keys_follow_no_link(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    made = CliRunner().invoke(main, ["keygen", "feed", "--directory", str(tmp_path)])
-    assert made.exit_code == 2
-    assert f"{tmp_path / name} exists; remove it, or choose another name" in made.output
-    assert list(tmp_path.iterdir()) == [tmp_path / name]
-
-
 def test_only_its_owner_can_change_a_new_public_key_or_read_a_secret_one(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

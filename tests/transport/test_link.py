@@ -72,33 +72,6 @@ def receive(router: Socket) -> list[bytes]:
     return router.recv_multipart()
 
 
-def test_messages_are_sent_and_received_in_order(router: tuple[Socket, str]) -> None:
-    sock, endpoint = router
-    session = Recorder()
-    with linked(endpoint, session) as link:
-        session.outbox.extend([[b"1"], [b"2", bytes(100_000)]])
-        link.run_once()
-        peer, *frames = receive(sock)
-        assert frames == [b"1"]
-        assert receive(sock) == [peer, b"2", bytes(100_000)]
-        assert not session.outbox
-        sock.send_multipart([peer, b"a"])
-        sock.send_multipart([peer, b"b", b""])
-        wait_for(lambda: (link.run_once(), len(session.received) == 2)[1], "both answers")
-        assert session.received == [[b"a"], [b"b", b""]]
-        assert session.connections == 0, "the first connection is nothing new"
-
-
-def test_a_session_learns_that_libzmq_has_connected_again(router: tuple[Socket, str]) -> None:
-    sock, endpoint = router
-    session = Recorder()
-    with Middlebox(endpoint) as between, linked(between.endpoint, session) as link:
-        session.outbox.append([b"1"])
-        wait_for(lambda: (link.run_once(), sock.poll(0))[1], "the first message")
-        between.reset()
-        wait_for(lambda: (link.run_once(), session.connections == 1)[1], "the news")
-
-
 def test_bytes_of_an_incomplete_message_are_a_sign_of_life(router: tuple[Socket, str]) -> None:
     sock, endpoint = router
     session = Recorder()

@@ -106,13 +106,6 @@ def test_an_ipc_path_in_use_is_not_taken_over(
         open_socket(context, stream_options(bind=endpoint))
 
 
-def test_an_ipc_path_left_by_a_dead_process_is_used_again(context: Context, ipc_path: Path) -> None:
-    left = stdlib_socket.socket(stdlib_socket.AF_UNIX)
-    left.bind(str(ipc_path))
-    left.close()
-    open_socket(context, stream_options(bind=f"ipc://{ipc_path}"))
-
-
 def test_a_peer_that_reconnects_keeps_the_users_name_of_its_endpoint(context: Context) -> None:
     """After a reconnect libzmq tells the address where the user wrote a host."""
     publisher, endpoint = bound(context, zmq.PUB)
@@ -167,16 +160,6 @@ def test_silent_connections_that_end_do_not_count_as_lost_peers(context: Context
     push.close()
     wait_for(up(0), "the PUSH gone")
     assert watch.lost == 1
-
-
-def test_a_refused_handshake_speaks_of_security(context: Context) -> None:
-    publisher = context.socket(zmq.PUB)
-    publisher.setsockopt(zmq.CURVE_SERVER, 1)
-    publisher.setsockopt(zmq.CURVE_SECRETKEY, zmq.curve_keypair()[1])
-    port = publisher.bind_to_random_port("tcp://127.0.0.1")
-    _, watch = open_socket(context, stream_options(connect=f"tcp://127.0.0.1:{port}"))
-    reason = wait_for(lambda: (watch.update(), list(watch.refused.values()))[1], "a refusal")[0]
-    assert "the peer's security (CURVE, PLAIN, none) or its keys do not fit" in reason
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -14,12 +14,11 @@ import psutil
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint, stream_options, wait_for
+from tests.support import Socket, wait_for
 from tests.support.hostile import shake_hands
 from tests.support.serving import Client, Serving
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.serving.protocol import Open
-from zmq_datasource.source.feed_receiver import FeedReceiver
 
 Context = zmq.Context[Socket]
 MIB = 1 << 20
@@ -74,21 +73,6 @@ def test_a_client_whose_request_never_ends_is_disconnected_early(
             wait_for(disconnections, "the end of the connection")
             assert peer.is_disconnected.wait(30)
         assert psutil.Process().memory_info().rss - before < 200 * MIB
-
-
-def test_a_sender_whose_message_never_ends_is_disconnected(
-    tmp_path: Path, disconnections: Callable[[], int]
-) -> None:
-    endpoint = free_endpoint()
-    ingest = FeedReceiver(stream_options(bind=endpoint, socketType="ROUTER", walLocation=tmp_path))
-    ingest.start()
-    try:
-        with closing(Endless(endpoint, LARGE, 160 * MIB)) as peer:
-            wait_for(disconnections, "the end of the connection")
-            assert peer.is_disconnected.wait(30)
-        wait_for(lambda: ingest.counters.protocol_errors == 1, "that it is counted")
-    finally:
-        ingest.stop()
 
 
 def test_other_clients_stay_connected(
