@@ -132,14 +132,6 @@ def ended(
     return bool(poller.poll(None if wait == math.inf else max(0, math.ceil(wait * 1000))))
 
 
-class Handle(NamedTuple):
-    """A second handle on a connection, to be closed; whether the connection is ipc, and its inode."""
-
-    sock: stdlib_socket.socket
-    ipc: bool
-    inode: int
-
-
 class Connection(NamedTuple):
     """A connection that is up, as the operating system sees it.
 
@@ -160,60 +152,60 @@ class Connections:
     """The connections that are up, by their file descriptors, as libzmq's socket monitor reports them."""
 
     def __init__(self) -> None:
-        self._by_descriptor: dict[int, tuple[int, bool]] = {}  # inode, and whether ipc
+        self._inodes: dict[int, int] = {}  # by descriptor
 
-    def add(self, descriptor: int, endpoint: str) -> None:
+    def add(self, descriptor: int) -> None:
         """Note a new connection. Its descriptor may have belonged to an earlier one."""
         inode = _inode_of(descriptor)
         if inode is None:  # it is closed already
             self.remove(descriptor)
         else:
-            self._by_descriptor[descriptor] = inode, endpoint.startswith("ipc:")
+            self._inodes[descriptor] = inode
 
     def remove(self, descriptor: int) -> None:
         """Note the end of a connection."""
-        self._by_descriptor.pop(descriptor, None)
+        self._inodes.pop(descriptor, None)
 
     def inode(self, descriptor: int) -> int | None:
         """The inode of the connection with this descriptor; None if it is gone."""
-        return self._by_descriptor.get(descriptor, (None, False))[0]
+        return self._inodes.get(descriptor)
 
-    def handles(self) -> list[Handle]:
+    def handles(self) -> list[stdlib_socket.socket]:
         """Second handles on all connections, all open at once; the caller closes them."""
-        found = [_second_handle(descriptor, *known) for descriptor, known in self._by_descriptor.items()]
+        found = [_second_handle(descriptor, inode) for descriptor, inode in self._inodes.items()]
         return [handle for handle in found if handle is not None]
 
     def current(self) -> list[Connection]:
         """The state of all connections."""
         return [
-            Connection(each.inode, _peer_name(each), _received(each), _queued(each.sock, termios.FIONREAD))
-            for each in self._each()
+            Connection(inode, _peer_name(sock), _received(sock), _queued(sock, termios.FIONREAD))
+            for inode, sock in self._each()
         ]
 
     def bytes_received(self) -> int:
         """The bytes that all tcp connections have received; the sum grows while one large message arrives."""
-        return sum(map(_received, self._each()))
+        return sum(_received(sock) for _, sock in self._each())
 
     def hang_up(self, connection: Connection) -> None:
         """End one connection, for which libzmq has no call, and discard what it sends. The peer may connect again."""
-        for handle in self._each():
-            if handle.inode == connection.inode:
-                if not handle.ipc and sys.platform == "linux":
-                    _reset(handle.sock)
+        for inode, sock in self._each():
+            if inode == connection.inode:
+                if sys.platform == "linux":
+                    _reset(sock)
                 with suppress(OSError):  # it has ended already
-                    handle.sock.shutdown(stdlib_socket.SHUT_RDWR)
+                    sock.shutdown(stdlib_socket.SHUT_RDWR)
 
-    def _each(self) -> Iterator[Handle]:
+    def _each(self) -> Iterator[tuple[int, stdlib_socket.socket]]:
         """One handle at a time: all at once would take twice as many descriptors as there are connections."""
-        for descriptor, known in list(self._by_descriptor.items()):
-            handle = _second_handle(descriptor, *known)
-            if handle is not None:
-                with handle.sock:
-                    yield handle
+        for descriptor, inode in list(self._inodes.items()):
+            sock = _second_handle(descriptor, inode)
+            if sock is not None:
+                with sock:
+                    yield inode, sock
 
 
 def _reset(sock: stdlib_socket.socket) -> None:
-    """Reset a tcp connection. After a mere shutdown, Linux goes on receiving what the peer sends.
+    """Reset a tcp connection; others stay as they are. After a mere shutdown, Linux goes on receiving what the peer sends.
 
     A connect to the family AF_UNSPEC does that (connect(2)), which Python's ``connect`` cannot name.
     """
@@ -241,7 +233,7 @@ def _inode_of(descriptor: int) -> int | None:
     return None
 
 
-def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
+def _second_handle(descriptor: int, inode: int) -> stdlib_socket.socket | None:
     """A second handle on a connection; None if the connection is gone."""
     try:
         copy = os.dup(descriptor)
@@ -250,7 +242,7 @@ def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
     # Checked on the copy, because the descriptor may become that of another file at any time.
     if _inode_of(copy) == inode:
         with suppress(OSError):
-            return Handle(stdlib_socket.socket(fileno=copy), ipc, inode)
+            return stdlib_socket.socket(fileno=copy)
     os.close(copy)
     return None
 
@@ -259,19 +251,19 @@ def _second_handle(descriptor: int, inode: int, ipc: bool) -> Handle | None:
 _BYTES_RECEIVED = 128
 
 
-def _received(handle: Handle) -> int:
-    """The bytes that a connection has received; 0 where the system does not count them."""
-    if sys.platform == "linux" and not handle.ipc:
+def _received(sock: stdlib_socket.socket) -> int:
+    """The bytes that a connection has received; 0 where the system does not count them (ipc)."""
+    if sys.platform == "linux":
         with suppress(OSError):
-            info = handle.sock.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
+            info = sock.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_INFO, 192)
             if len(info) >= _BYTES_RECEIVED + 8:
                 return int.from_bytes(info[_BYTES_RECEIVED : _BYTES_RECEIVED + 8], sys.byteorder)
     return 0
 
 
-def _peer_name(handle: Handle) -> str:
+def _peer_name(sock: stdlib_socket.socket) -> str:
     with suppress(OSError):  # it has ended
-        return ":".join(map(str, handle.sock.getpeername()[:2]))
+        return ":".join(map(str, sock.getpeername()[:2]))
     return "unknown"
 
 

@@ -15,7 +15,7 @@ from zmq_datasource.errors import EndpointError
 from zmq_datasource.host.signals import check_signals
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.authentication import authenticate
-from zmq_datasource.transport.connections import Handle, ended, threads, wait_until_written
+from zmq_datasource.transport.connections import ended, threads, wait_until_written
 from zmq_datasource.transport.peers import PeerWatch
 from zmq_datasource.transport.spec import SocketSpec, new_socket
 
@@ -79,9 +79,8 @@ class OpenSocket:
         """
         deadline = math.inf if linger < 0 else time.monotonic() + linger / 1000
         with ExitStack() as stack:
-            held = self._handles(stack) if linger else []
-            socks = [handle.sock for handle in held]
-            written = not held or wait_until_written(socks, self._threads, most=deadline - time.monotonic())
+            socks = self._handles(stack) if linger else []
+            written = not socks or wait_until_written(socks, self._threads, most=deadline - time.monotonic())
             left = 0 if linger < 0 else deadline - time.monotonic()
             self.socket.close(-1 if linger < 0 else round(left * 1000) + _MARGIN_MS if left > 0 else 0)
             # A connection that ends during the linger takes its messages along, and libzmq does not connect again.
@@ -90,7 +89,7 @@ class OpenSocket:
             if self._authenticator is not None:
                 self._authenticator.stop()
             self._context.term()
-            streams = [handle.sock for handle in held if handle.ipc]
+            streams = [sock for sock in socks if sock.family == stdlib_socket.AF_UNIX]
             read = _end_streams(streams, deadline)
         return written and read and time.monotonic() < deadline
 
@@ -107,15 +106,12 @@ class OpenSocket:
             Whether the queues are empty, and no connection has ended meanwhile.
         """
         with ExitStack() as stack:
-            socks = [handle.sock for handle in self._handles(stack)]
+            socks = self._handles(stack)
             written = wait_until_written(socks, self._threads, most=most, stall=stall_seconds, quiet=quiet)
             return written and not any(map(ended, socks))
 
-    def _handles(self, stack: ExitStack) -> list[Handle]:
-        handles = self.watch.open_connections().handles()
-        for handle in handles:
-            stack.enter_context(handle.sock)
-        return handles
+    def _handles(self, stack: ExitStack) -> list[stdlib_socket.socket]:
+        return [stack.enter_context(sock) for sock in self.watch.open_connections().handles()]
 
 
 def _end_streams(socks: Sequence[stdlib_socket.socket], deadline: float) -> bool:

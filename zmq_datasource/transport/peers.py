@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.socket import Endpoint
-from zmq_datasource.transport.connections import Connections, End, Handle, Handshakes
+from zmq_datasource.transport.connections import Connections, End, Handshakes
 
 _log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class PeerWatch:
             self._stopped = True
         elif event in (zmq.Event.CONNECTED, zmq.Event.ACCEPTED):
             self.handshakes.connected(endpoint, value)
-            self.known.add(value, endpoint)
+            self.known.add(value)
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.handshakes.succeeded(endpoint)
             self._come_up(endpoint)
@@ -277,10 +277,6 @@ class PeerWatch:
         """The connections that are up, after an ``update``."""
         self.update()
         return self.known
-
-    def handles(self) -> list[Handle]:
-        """Second handles on the connections that are up; see ``Connections.handles``."""
-        return self.open_connections().handles()
 
     def update_until_closed(self, deadline: float) -> None:
         """After the socket was closed: read events until libzmq has let go of it, or until a monotonic time."""
