@@ -205,7 +205,7 @@ class Connections:
 
 
 def _reset(sock: stdlib_socket.socket) -> None:
-    """Reset a tcp connection; others stay as they are. After a mere shutdown, Linux goes on receiving what the peer sends.
+    """Reset a tcp connection (others stay as they are). After a mere shutdown, Linux goes on receiving.
 
     A connect to the family AF_UNSPEC does that (connect(2)), which Python's ``connect`` cannot name.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -174,11 +174,10 @@ class Outbox:
         if not all(self._messages):
             raise ValueError("a row has no frame")
         self.waited = 0  # microseconds
-        self._ends = list(accumulate((sum(map(len, message)) for message in self._messages), initial=0))
 
     def size(self, start: int, end: int) -> int:
         self._check(start, end)
-        return self._ends[end] - self._ends[start]
+        return sum(len(frame) for message in self._messages[start:end] for frame in message)
 
     def give(self, sock: Socket, start: int, end: int, wait: int) -> tuple[int, int]:
         self._check(start, end)
