@@ -8,21 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import zmq
 import zmq.auth
 from click.testing import CliRunner
 
 from tests.acknowledged.test_acknowledged import receiving
-from tests.support import Socket, free_endpoint, log_rows, stream_options, take, wait_for, write_options
+from tests.support import Socket, free_endpoint, log_rows, stream_options, take, wait_for
 from tests.support.serving import Serving
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.cli import main
 from zmq_datasource.errors import NoPeerError, OptionError, SubscriptionError, TransactionError
 from zmq_datasource.options.parser import ZmqOptions
 from zmq_datasource.options.socket import Endpoints
-from zmq_datasource.sink.sender import Sender
 from zmq_datasource.transport import authentication
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec, options_of
@@ -177,21 +175,6 @@ def test_options_that_admit_no_client_or_any_client_are_refused(keys: Keys, tmp_
     for options, said in cases:
         with pytest.raises(OptionError, match=said):
             opened(**{"bind": free_endpoint(), **options})
-
-
-# The sink, and every side of a proxy.
-
-
-def test_a_sink_that_binds_sends_to_known_clients_only(context: zmq.Context[Socket], keys: Keys) -> None:
-    endpoint = free_endpoint()
-    options = write_options(socketType="PUSH", bind=endpoint, connectTimeout="20s", **given(keys.server))
-    stranger = keys.connect(context, zmq.PULL, endpoint, "stranger")
-    friend = keys.connect(context, zmq.PULL, endpoint, "friend")
-    with Sender(options) as sender:
-        sender.send(pa.array([b"%d" % i for i in range(10)]))
-        assert sender.finish().sent == 10
-    assert len(take(friend, 10)) == 10
-    assert not stranger.poll(0)
 
 
 def _send_as(keys: Keys, endpoint: str, client: str, name: str = "orders") -> None:

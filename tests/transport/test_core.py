@@ -29,7 +29,6 @@ from tests.transport.cores import (
     Got,
     give_all,
     handed_over,
-    implementation,
     lists,
     pair,
     read_all,
@@ -70,14 +69,6 @@ def test_where_there_is_a_compiler_the_compiled_core_is_in_use() -> None:
     if shutil.which(compiler) is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("there is nothing to compile it with")
     assert core.NAME == "compiled", "pip install -e . builds it"
-
-
-def test_wrong_addresses_of_libzmq_are_refused() -> None:
-    compiled = implementation("compiled")
-    with pytest.raises(ValueError, match="addresses of 128 bytes"):
-        compiled.load(bytes(120))
-    with pytest.raises(TypeError):
-        compiled.load((1,) * 15)
 
 
 # Taking.
@@ -226,16 +217,6 @@ def test_a_handler_that_raises_at_any_moment_loses_no_message(context: Context, 
                 interruptions += 1
     assert interruptions
     assert handed_over(inbox) == [[i.to_bytes(8, "big")] for i in range(count)]
-
-
-def test_a_closed_socket_is_refused(context: Context) -> None:
-    push, pull = pair(context)
-    for sock in (push, pull):
-        sock.close()
-    with pytest.raises(zmq.ZMQError, match="non-socket"):
-        take(Inbox(), pull, 9, MIB)
-    with pytest.raises(zmq.ZMQError, match="non-socket"):
-        Outbox([SameColumn(b"")], 1).give(push, 0, 1)
 
 
 # Both.
