@@ -39,7 +39,7 @@ Context = zmq.Context[Socket]
 def open_socket(context: Context, options: ReadOptions | WriteOptions) -> tuple[Socket, PeerWatch]:
     spec = SocketSpec.of_source(options) if isinstance(options, ReadOptions) else SocketSpec.of_sink(options)
     sock = new_socket(context, spec)
-    watch = PeerWatch(context, sock, spec.connect, bool(spec.bind))
+    watch = PeerWatch(context, sock, spec)
     attach(sock, spec.bind, spec.connect)
     return sock, watch
 

@@ -51,7 +51,7 @@ class OpenSocket:
         except BaseException:
             self._context.term()
             raise
-        self.watch = PeerWatch(self._context, self.socket, spec.connect, bool(spec.bind))
+        self.watch = PeerWatch(self._context, self.socket, spec)
         self._threads = threads() - others
         self._authenticator = None
         try:

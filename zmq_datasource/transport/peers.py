@@ -21,6 +21,7 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.host.log_lines import LimitedLog
 from zmq_datasource.options.socket import Endpoint
 from zmq_datasource.transport.connections import Connections, End, Handshakes
+from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ class Redialer:
 
     seconds = 1.0
 
-    def __init__(self, sock: zmq.Socket[bytes], connect: Sequence[Endpoint]) -> None:
+    def __init__(self, sock: zmq.Socket[bytes], connect: Sequence[str]) -> None:
         self._sock = sock
-        self._connect = [str(endpoint) for endpoint in connect]
+        self._connect = connect
         self._due: dict[str, float] = {}  # monotonic
         self._lost: set[str] = set()  # endpoints that were connected, and are not any more
         self._empty_at = 0.0
@@ -134,18 +135,13 @@ class PeerWatch:
     """
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        sock: zmq.Socket[bytes],
-        connect: Sequence[Endpoint],
-        bound: bool,
+        self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], spec: SocketSpec
     ) -> None:
         self._sock = sock
         self._kind = zmq.SocketType(int(sock.type)).name
         self._only_receives = self._kind in ("SUB", "XSUB", "PULL")
-        self._connect = connect
-        self._ours = [str(endpoint) for endpoint in connect]
-        self._bound = bound
+        self._spec = spec
+        self._ours = [str(endpoint) for endpoint in spec.connect]
         self._names = {endpoint: endpoint for endpoint in self._ours}
         address = f"inproc://monitor-{uuid.uuid4().hex}"
         sock.monitor(address, _EVENTS)
@@ -156,7 +152,7 @@ class PeerWatch:
         self._stopped = False
         self.known = Connections()
         self.handshakes = Handshakes()
-        self.redialer = Redialer(sock, connect)
+        self.redialer = Redialer(sock, self._ours)
         self._refusals = LimitedLog(__name__, "handshakes that failed")
         self._since = time.monotonic()
         self._answered: set[str] = set()  # endpoints that are not reported as absent (any more)
@@ -206,11 +202,10 @@ class PeerWatch:
     def _name_of(self, named: str) -> str:
         """The endpoint as the user has written it: after a reconnect libzmq names the host's address."""
         if named not in self._names:
-            connect = self._connect
+            connect = self._spec.connect
             # With one endpoint there is no doubt, also if the address of its host has changed.
-            found = (
-                connect if len(connect) == 1 and not self._bound else [e for e in connect if _is_at(e, named)]
-            )
+            is_sure = len(connect) == 1 and not self._spec.bind
+            found = connect if is_sure else [endpoint for endpoint in connect if _is_at(endpoint, named)]
             self._names[named] = str(found[0]) if found else named
         return self._names[named]
 
