@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import Socket, free_endpoint
+from tests.support import Socket, free_endpoint, wait_for
 from tests.support.serving import Serving, take
 from zmq_datasource import DurableSubscriber, Producer
 from zmq_datasource.serving import subscriber_session
@@ -104,9 +103,9 @@ def test_an_idle_subscriber_that_was_stopped_goes_on(context: Context, tmp_path:
         assert program.stdout is not None
         assert program.stdout.readline() == "here\n"
         program.send_signal(signal.SIGSTOP)
-        time.sleep(6)  # longer than its timeout
+        wait_for(lambda: not it.account("me")["connected"], "longer than its timeout")
         program.send_signal(signal.SIGCONT)
-        time.sleep(0.5)  # in which it would give up
+        wait_for(lambda: it.account("me")["connected"], "a request, or its end")
         it.feed(context, [b"t", b"late"])
         assert program.stdout.readline() == "late\n"
 
