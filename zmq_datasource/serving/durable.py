@@ -40,11 +40,9 @@ from zmq_datasource.transport.unfinished import Unfinished
 # libzmq bounds the number of messages and not their bytes, so it must queue few requests. A client that waits for each
 # answer needs room for one.
 _RCVHWM, _SNDHWM = 16, 8
-# The largest message of an honest client. A message with more bytes comes without frames, and one with more frames is
-# cut behind the first frame too many, so that the protocol refuses it.
+# The largest message of an honest client. One with more frames is cut behind the first frame too many, so that the
+# protocol refuses it.
 _MOST_REQUEST_BYTES = 64 << 10
-# What a client may send beyond that without ending its message: hours of heartbeats.
-_SPARE_BYTES = 1 << 20
 # Bytes of the answers of all clients that libzmq has not handed to the system, and what each client may have beyond
 # that.
 _MOST_BYTES, _LEAST_BYTES = 128 << 20, 128 << 10
@@ -93,11 +91,11 @@ class DurableServer:
         self._stopping = False
         self._failure: Exception | None = None
         self._faults = LimitedLog(__name__, "faults of durable subscribers")
-        run = {
-            "zmq-durable": self._run,
-            **{f"zmq-durable-disk-{i}": self._use_disk for i in range(_DISK_THREADS)},
-        }
-        self._threads = [threading.Thread(target=act, name=name, daemon=True) for name, act in run.items()]
+        self._threads = [threading.Thread(target=self._run, name="zmq-durable", daemon=True)]
+        for _ in range(_DISK_THREADS):
+            self._threads.append(
+                threading.Thread(target=self._use_disk, name="zmq-durable-disk", daemon=True)
+            )
 
     def __enter__(self) -> Self:
         """Bind the socket, and start to serve.
@@ -111,7 +109,6 @@ class DurableServer:
             self._wakes = WakePipe()
             stack.callback(self._wakes.close)
             self._unfinished = Unfinished(self._opened, _MOST_REQUEST_BYTES)
-            self._unfinished.spare_bytes, self._unfinished.check_seconds = _SPARE_BYTES, _HOUSEKEEPING_SECONDS
             self._answers = Answers(self._opened.socket)
             self._poller = zmq.Poller()
             self._poller.register(self._opened.socket, zmq.POLLIN)
@@ -218,10 +215,8 @@ class DurableServer:
             while (now := time.monotonic()) < deadline:
                 # libzmq puts the peer's routing id in front.
                 peer, *frames = self._unfinished.receive(1 + MOST_FRAMES)
-                taken = (
-                    [frame.bytes for frame in frames] if sum(map(len, frames)) <= _MOST_REQUEST_BYTES else []
-                )
-                self._server.receive(peer.bytes, taken, self._rights.of((frames or [peer])[-1]), now)
+                rights = self._rights.of((frames or [peer])[-1])
+                self._server.receive(peer.bytes, [frame.bytes for frame in frames], rights, now)
 
     def _keep_house(self) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ That page says what each field means.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -161,12 +161,8 @@ def decode(frames: Sequence[bytes]) -> tuple[FromClient | FromServer, Sequence[b
     return message, rest
 
 
-class PackedRows(NamedTuple):
-    """The number of rows of a BATCH, their columns and their buffers."""
-
-    rows: int
-    columns: Sequence[str]
-    buffers: Sequence[Any]
+# The number of rows of a BATCH, their columns and their buffers.
+PackedRows: TypeAlias = tuple[int, Sequence[str], Sequence[Any]]
 
 
 def pack_rows(batch: pa.RecordBatch) -> PackedRows:
@@ -176,7 +172,7 @@ def pack_rows(batch: pa.RecordBatch) -> PackedRows:
         columns, buffers = pack_columns(batch.select(["topic", "value"]))
     else:  # some messages have more frames, or a topic that is not UTF-8
         columns, buffers = pack_columns(pa.record_batch({"frames": raw_messages(batch).lists()}))
-    return PackedRows(batch.num_rows, columns, [*ids, *buffers])
+    return batch.num_rows, columns, [*ids, *buffers]
 
 
 class BatchRows:
@@ -210,9 +206,6 @@ class BatchRows:
         return self._batch.slice(at)
 
 
-NO_ROWS = BatchRows(pa.record_batch([pa.nulls(0, field.type) for field in BATCH_SCHEMA], BATCH_SCHEMA))
-
-
 def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
     """Check the whole BATCH, and return its rows.
 
@@ -222,7 +215,7 @@ def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
     if not message.rows:
         if buffers:
             raise ProtocolError(f"a BATCH without rows, and {len(buffers)} buffers")
-        return NO_ROWS
+        return BatchRows(pa.record_batch([pa.nulls(0, field.type) for field in BATCH_SCHEMA], BATCH_SCHEMA))
     if not buffers or message.rows > MOST_ROWS or len(buffers[0]) != 8 * message.rows:
         raise ProtocolError(f"{message.rows} rows, and not as many ids")
     ids = pa.Array.from_buffers(pa.int64(), message.rows, [None, pa.py_buffer(buffers[0])])

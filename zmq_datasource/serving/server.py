@@ -86,9 +86,6 @@ class Read(NamedTuple):
     newest: pa.Array | None
 
 
-_NO_ROWS = PackedRows(0, (), ())
-
-
 class Reply(NamedTuple):
     """Send an answer, if the client's queue has room. ``name``: whose FETCH it answers."""
 
@@ -354,8 +351,9 @@ class Server:
             self._actions.append(AwaitRows(self._end))
 
     def _answer(
-        self, it: _Name, waiting: Waiting, next_id: int, rows: PackedRows = _NO_ROWS, lost: int = 0
+        self, it: _Name, waiting: Waiting, next_id: int, packed: PackedRows = (0, (), ()), lost: int = 0
     ) -> None:
+        rows, columns, buffers = packed
         message = Batch(
             session=waiting.fetch.session,
             log=self._log_id,
@@ -363,10 +361,10 @@ class Server:
             next=next_id,
             done=it.on_disk,
             lost=lost,
-            rows=rows.rows,
-            columns=tuple(rows.columns),
+            rows=rows,
+            columns=tuple(columns),
         )
-        self._actions.append(Reply(waiting.peer, message, it.name, rows.buffers))
+        self._actions.append(Reply(waiting.peer, message, it.name, buffers))
         it.waiting = None
 
     def _opened(self, it: _Name, notes: SubscriberNotes, peer: bytes) -> None:
