@@ -11,7 +11,7 @@ from zmq_datasource.acknowledged.transactions import CommittedTransactions, Tran
 from zmq_datasource.counters import SourceCounters, declared
 from zmq_datasource.log.state import CarriedState
 from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.source.facts import read_counters, read_gaps
+from zmq_datasource.source.facts import read_gaps
 from zmq_datasource.source.intake import Arrival, Intake
 
 COUNTERS = (
@@ -90,13 +90,6 @@ def test_another_filler_continues_the_counters_and_replaces_the_sections(
     written.counters.received = 9
     read.restore(written.state())
     assert read.counters.received == 9
-
-
-def test_a_log_without_any_state_begins_with_nothing() -> None:
-    transactions().restore(b"")
-    intake(framing="sequenced").restore(b"")
-    assert read_gaps(b"") == []
-    assert read_counters(b"") == (SourceCounters(), None)
 
 
 def test_each_figure_that_counts_since_the_log_began_is_kept_by_the_log() -> None:

@@ -20,7 +20,6 @@ from zmq_datasource.counters import SourceCounters
 from zmq_datasource.errors import DamagedChunkError
 from zmq_datasource.log.chunk import read_facts
 from zmq_datasource.log.directory_store import DirectoryStore
-from zmq_datasource.log.layout import chunk_name
 from zmq_datasource.log.state import read_saved_state
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
@@ -82,16 +81,6 @@ def test_a_state_is_text_in_the_file(tmp_path: Path) -> None:
 
 def test_the_text_of_a_state_never_changes() -> None:
     assert replace(facts_of([batch_of([b"v"])]), packed="KLUv/SAFKQAAdGhyZWU=").state == b"three"
-
-
-def test_an_older_chunk_is_not_taken_for_the_newest(tmp_path: Path) -> None:
-    """A copy of a chunk under the next ids has its rows, and not its state."""
-    log = writer(tmp_path, Carrying("one"))
-    log.append(batch_of([b"v"]))
-    log.close()
-    shutil.copy(newest(tmp_path), tmp_path / "chunks" / chunk_name(1))
-    with pytest.raises(DamagedChunkError, match=chunk_name(1)):
-        saved(tmp_path)
 
 
 # A crash between any two durable steps.

@@ -157,14 +157,6 @@ def test_a_list_shows_one_directory(store: Store) -> None:
     assert "log.json" in names(store, "")
 
 
-def test_a_deleted_object_is_gone_and_can_be_deleted_again(store: Store) -> None:
-    store.put_new(KEY, [b"123"])
-    store.delete(KEY)
-    store.delete(KEY)
-    store.delete("7/no-such-directory")
-    assert names(store, "0") == set()
-
-
 def test_a_key_may_have_any_characters(store: Store) -> None:
     name = "a b%2F+ü?&=#~.json"
     store.put(f"readers/{name}", b"{}")
@@ -172,13 +164,6 @@ def test_a_key_may_have_any_characters(store: Store) -> None:
     assert content(store, f"readers/{name}") == b"{}"
     store.delete(f"readers/{name}")
     assert names(store, "readers") == set()
-
-
-def test_a_store_can_be_pickled(store: Store) -> None:
-    store.put_new(KEY, [b"123"])
-    copy = pickle.loads(pickle.dumps(store))
-    assert content(copy) == b"123"
-    assert (str(copy), copy.path_of(KEY)) == (str(store), store.path_of(KEY))
 
 
 # A key that is held.

@@ -19,7 +19,6 @@ from zmq_datasource.errors import (
     LogLockedError,
     LogWriteError,
 )
-from zmq_datasource.log import directory_store
 from zmq_datasource.log.index import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.store import Content
@@ -144,18 +143,6 @@ def test_chunks_without_their_log_json_are_refused(tmp_path: Path) -> None:
 def test_a_directory_without_a_log_says_that_it_may_not_be_shared(tmp_path: Path) -> None:
     with pytest.raises(LogFormatError, match="share"):
         LogStorage(str(tmp_path)).log_id()
-
-
-def test_a_read_only_directory_is_an_error_that_says_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    # Root, which tests often run as, may write anywhere; so the refusal is a fault put in.
-    monkeypatch.setattr(directory_store.os, "link", refuse)
-    with pytest.raises(LogWriteError, match=r"Permission denied; set walLocation"):
-        writer(tmp_path / "log")
 
 
 def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
