@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -18,6 +19,8 @@ import zmq
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.bucket_server import BucketServer
 
 # Before Spark starts: workers must be able to import what the tests import.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -51,7 +54,6 @@ _LONGEST = {
     "demo/test_demo.py",
     "spark/test_crash.py",
     "spark/test_transactions.py",
-    "spark/test_metrics.py",
 }
 # With so many of the others behind each, the last of those that take longest begins well before the end.
 _BETWEEN = 3
@@ -60,7 +62,7 @@ _BETWEEN = 3
 # What the text of a file has whose tests start processes or servers, or wait for time to pass.
 _STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|mark\.spark|tests\.weather|log\.orders"
-    r"|support\.(proxies|bucket_server|middlebox|namespaces)|time\.sleep|hold_for"
+    r"|support\.(proxies|programs|middlebox)|bucket: str|time\.sleep|hold_for"
 )
 
 
@@ -189,6 +191,21 @@ def _signals_stay() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[BucketServer]:
+    """A server of buckets."""
+    from tests.support.bucket_server import BucketServer  # noqa: PLC0415 - it takes a second, and most do without
+
+    with BucketServer() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: BucketServer) -> str:
+    """A new place in a bucket, as ``walStore``."""
+    return server.location(uuid.uuid4().hex)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,15 +39,9 @@ T = TypeVar("T")
 KEY = "0/00000000000000000000.arrow"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[BucketServer]:
-    with BucketServer() as running_server:
-        yield running_server
-
-
 @pytest.fixture
-def bucket(server: BucketServer) -> BucketStore:
-    return BucketStore(Location(server.location(f"logs/{uuid.uuid4().hex}")))
+def bucket(bucket: str) -> BucketStore:
+    return BucketStore(Location(bucket))
 
 
 @pytest.fixture(params=["directory", "bucket"])

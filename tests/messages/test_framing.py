@@ -445,10 +445,3 @@ def test_numbers_at_the_ends_of_their_range_are_tracked() -> None:
     assert [row["sequence"] for row in rows] == numbers
     gaps = read_gaps(framing.state())
     assert all(row["messages"] < 2**63 for row in gaps)
-
-
-def test_a_long_topic_that_is_not_utf8_is_cut_but_whole_in_frames() -> None:
-    topic = b"\xff" * (3 << 20)
-    (row,), _ = read(intake(framing="vllm"), [[topic, bytes(8), b"v"]])
-    assert row["topic"].startswith("hex:" + "ff" * 1024 + "+")
-    assert row["frames"][0] == topic

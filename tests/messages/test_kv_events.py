@@ -7,29 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support import DATA, stream_options
-from zmq_datasource.counters import SourceCounters
+from tests.support import DATA
 from zmq_datasource.messages.framing.replay import read_reply
-from zmq_datasource.messages.raw import raw_of
-from zmq_datasource.source.intake import Arrival, Intake
 
 PROGRAMS = json.loads((DATA / "kv_events.json").read_text(encoding="utf-8"))
-each_program = pytest.mark.parametrize("recorded", PROGRAMS, ids=lambda recorded: recorded["program"])
 
 
 def messages(recorded: dict[str, Any], kind: str) -> list[list[bytes]]:
     return [[bytes.fromhex(frame) for frame in frames] for frames in recorded[kind]]
-
-
-@each_program
-def test_published_events_fit_the_framing(recorded: dict[str, Any]) -> None:
-    live = messages(recorded, "live")
-    intake = Intake(stream_options(connect="tcp://vllm-0:5557", framing="vllm"), SourceCounters())
-    rows, findings = intake.read(raw_of(live), [Arrival(0, len(live), "tcp://vllm-0:5557")])
-    assert not findings.malformed
-    assert rows.column("topic").to_pylist() == ["kv@pod@model"] * len(live)
-    assert rows.column("sequence").to_pylist() == list(range(len(live)))
-    assert rows.column("publisher").to_pylist() == ["tcp://vllm-0:5557"] * len(live)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""conf/: Prometheus and Grafana ask for what is exported; containers are started, bounded and probed rightly."""
+"""conf/: what is exported is what Prometheus and Grafana ask for; systemd and Kubernetes start receivers rightly."""
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
@@ -28,6 +29,7 @@ from zmq_datasource.serving.figures import PROXY, SUBSCRIBER
 from zmq_datasource.spark.listener import QueryEvents
 
 CONF = REPOSITORY / "conf"
+SERVICES: dict[str, Any] = yaml.safe_load((CONF / "compose.yaml").read_text())["services"]
 ALERTS = [
     rule
     for group in yaml.safe_load((CONF / "prometheus-alerts.yml").read_text())["groups"]
@@ -149,18 +151,23 @@ def test_a_pod_runs_as_the_images_user_within_limits(part: dict[str, Any]) -> No
 def test_a_receiver_in_a_pod_is_started_probed_and_scraped(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line takes its flags, and all the ports are that of ``--prometheus``."""
-    started: list[HttpAddress] = []
-    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *given: started.append(given[1]))
+    """The command line takes its flags, all the ports are that of ``--prometheus``, and each has a log of its own."""
+    started: list[tuple[dict[str, str], HttpAddress]] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda *given: started.append(given[:2]))
     (receiver,) = [
         p for p in KUBERNETES[file] if "receive" in p["metadata"]["name"] and "template" in p["spec"]
     ]
     (container,) = receiver["spec"]["template"]["spec"]["containers"]
     command = [word for given in container["command"] for word in shlex.split(given)]
     arguments = command[command.index("receive") :]
-    result = CliRunner().invoke(main, [word.replace("${HOSTNAME##*-}", "0") for word in arguments])
-    assert result.exit_code == 0, result.output
-    ((port, host),) = started
+    for pod in "01":
+        result = CliRunner().invoke(main, [word.replace("$(POD)", f"pod-{pod}") for word in arguments])
+        assert result.exit_code == 0, result.output
+    logs = [options.get("walStore", options.get("walLocation", "")) for options, _ in started]
+    assert (len(set(logs)) == 2) == (receiver["kind"] == "StatefulSet")
+    for variable in container.get("env", ()):
+        assert variable["valueFrom"].get("fieldRef") in (None, {"fieldPath": "metadata.name"})
+    port, host = started[0][1]
     assert host == "0.0.0.0"
     assert container["ports"] == [{"name": "metrics", "containerPort": port}]
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "metrics"}
@@ -178,11 +185,70 @@ def test_a_receiver_with_a_bucket_shares_no_volume() -> None:
 
 
 def test_the_services_of_compose_are_bounded_and_the_receiver_is_scraped() -> None:
-    services = yaml.safe_load((CONF / "compose.yaml").read_text())["services"]
-    for service in services.values():
+    for service in SERVICES.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["mem_limit"]
-    assert "http://127.0.0.1:9400/ready" in services["receive"]["healthcheck"]["test"][-1]
+    assert "http://127.0.0.1:9400/ready" in SERVICES["receive"]["healthcheck"]["test"][-1]
     (job,) = yaml.safe_load((CONF / "prometheus.yml").read_text())["scrape_configs"]
     targets = [target for group in job["static_configs"] for target in group["targets"]]
     assert "receive:9400" in targets
+
+
+def words_of(line: str, instance: str, environment: dict[str, str]) -> list[str]:
+    """A command line as systemd takes it apart (systemd.service(5), "Command lines"): ``$OPTIONS`` is many words."""
+    words: list[str] = []
+    for word in line.replace("%i", instance).split():
+        words += environment[word[1:]].split() if word.startswith("$") else [word]
+    return words
+
+
+def test_a_unit_of_systemd_is_one_receiver_with_a_log_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[dict[str, str]] = []
+    monkeypatch.setattr(receive_module, "receive_until_stopped", lambda given, *_: received.append(given))
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(CONF / "zmq-datasource-receive@.service")
+    service = unit["Service"]
+    # A unit that is started has the log. One that stands by waits for it, for as long as it takes.
+    assert (service["Type"], service["TimeoutStartSec"]) == ("notify", "infinity")
+    assert service["ReadWritePaths"] == unit["Unit"]["RequiresMountsFor"]
+    environment = {"OPTIONS": "--socket-type PULL --connect tcp://feed:5557"}
+    for instance in ("feed-0", "feed-1"):
+        _, *arguments = words_of(service["ExecStart"], instance, environment)
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+    assert [told["connect"] for told in received] == ["tcp://feed:5557"] * 2
+    assert [told["walLocation"] for told in received] == ["/shared/wal/feed-0", "/shared/wal/feed-1"]
+
+
+def test_kubernetes_runs_what_compose_runs() -> None:
+    parts = list(yaml.safe_load_all((CONF / "kubernetes.yaml").read_text()))
+    deployments = {p["metadata"]["name"]: p["spec"] for p in parts if p["kind"] == "Deployment"}
+    claims = {p["metadata"]["name"] for p in parts if p["kind"] == "PersistentVolumeClaim"}
+    assert deployments.keys() == SERVICES.keys()
+    for name, spec in deployments.items():
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["command"] == SERVICES[name]["command"]
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == {"app": name}
+        mounts = {f"{m['name']}:{m['mountPath']}" for m in container.get("volumeMounts", ())}
+        assert mounts == set(SERVICES[name].get("volumes", ()))
+        assert {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", ())} <= claims
+    # Each listener has a name. Prometheus asks the receiver by its own.
+    ports = {p["metadata"]["name"]: p["spec"]["ports"][0]["port"] for p in parts if p["kind"] == "Service"}
+    for name, port in ports.items():
+        if name == "receive":
+            assert f"--prometheus=0.0.0.0:{port}" in SERVICES[name]["command"]
+            continue
+        assert f"tcp://*:{port}" in (CONF / "pipeline" / f"{name}.py").read_text()
+
+
+def test_the_image_has_what_the_services_run() -> None:
+    dockerfile = (CONF / "Dockerfile").read_text()
+    for words in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
+        for path in words.split():
+            assert (REPOSITORY / path).exists(), path
+    for service in SERVICES.values():
+        for word in service["command"]:
+            if word.startswith("/pipeline/"):
+                assert (CONF / "pipeline" / word.removeprefix("/pipeline/")).exists()

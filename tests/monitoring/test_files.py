@@ -91,15 +91,6 @@ def test_the_first_account_of_a_day_removes_old_days(tmp_path: Path) -> None:
     assert days(tmp_path) == ["2026-11-20", "2026-11-21"]
 
 
-def test_days_that_ended_before_the_retention_go_whole(tmp_path: Path) -> None:
-    for day in range(5):
-        for batch in range(3):
-            write(tmp_path, batch, at=NOW + day * DAY)
-    remove_old_days(Location(str(tmp_path)), 2 * DAY, NOW + 4 * DAY)
-    assert days(tmp_path) == ["2026-11-20", "2026-11-21", "2026-11-22"]
-    assert len(files(tmp_path)) == 9
-
-
 @pytest.mark.parametrize(("retention", "kept"), [(2 * DAY, 3), (4000 * 365 * DAY, 4)])
 def test_a_clock_that_is_set_forward_does_not_empty_the_location(
     tmp_path: Path, retention: float, kept: int

@@ -243,37 +243,10 @@ def series_at(port: int, series: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_receiver_without_spark_serves_the_sources_figures(tmp_path: Path) -> None:
-    port, endpoint = free_port(), free_endpoint()
-    options = ["--socket-type", "PULL", "--bind", endpoint, "--wal-location", str(tmp_path / "log")]
-    with (
-        program("receive", *options, "--prometheus", str(port)),
-        zmq.Context() as context,
-        context.socket(zmq.PUSH) as push,
-    ):
-        push.connect(endpoint)
-        for _ in range(3):
-            push.send(b"1234")
-        series = "zmq_source_messages_received_total"
-        wait_for(lambda: 3.0 in series_at(port, series).values(), "three messages")
-        assert not answers("127.0.0.2", port)  # only programs on this machine
-        ((log, source),) = series_at(port, series)
-        assert source == f"PULL {endpoint}"
-        assert series_at(port, "zmq_source_received_bytes_total") == {(log, source): 12.0}
-
-
-def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path) -> None:
+def test_a_program_without_spark_serves_the_figures_of_source_proxy_and_subscribers(tmp_path: Path) -> None:
     port, pull, durable, publish = free_port(), free_endpoint(), free_endpoint(), free_endpoint()
-    options = [
-        "--pull",
-        pull,
-        "--durable",
-        durable,
-        "--publish",
-        publish,
-        "--wal-location",
-        str(tmp_path / "log"),
-    ]
+    options = ["--pull", pull, "--durable", durable, "--publish", publish]
+    options += ["--wal-location", str(tmp_path / "log")]
     with (
         program("proxy", *options, "--prometheus", str(port)),
         zmq.Context() as context,
@@ -287,6 +260,9 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
             wait_for(
                 lambda: series_at(port, "zmq_proxy_messages_published_total") == {(): 3.0}, "three messages"
             )
+            assert not answers("127.0.0.2", port)  # only programs on this machine
+            assert [*series_at(port, "zmq_source_messages_received_total").values()] == [3.0]
+            assert [*series_at(port, "zmq_source_received_bytes_total").values()] == [12.0]
             wait_for(lambda: series_at(port, "zmq_durable_backlog_messages") == {("me",): 3.0}, "a backlog")
             assert series_at(port, "zmq_durable_connected") == {("me",): 1.0}
             me.ack(0)
@@ -299,17 +275,8 @@ def test_a_proxy_serves_its_figures_and_those_of_its_subscribers(tmp_path: Path)
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        arguments = [
-            "proxy",
-            "--pull",
-            free_endpoint(),
-            "--publish",
-            free_endpoint(),
-            "--wal-location",
-            str(tmp_path),
-            "--prometheus",
-            port,
-        ]
+        arguments = ["proxy", "--pull", free_endpoint(), "--publish", free_endpoint()]
+        arguments += ["--wal-location", str(tmp_path), "--prometheus", port]
         ended = CliRunner().invoke(main, arguments)
     assert ended.exit_code == 2
     assert f"127.0.0.1:{port}: Address already in use" in ended.output

@@ -304,6 +304,10 @@ def test_both_kinds_of_read_take_the_options_of_the_dataframe() -> None:
         ({"framing": "vllm"}, Numbering(("endpoint", "topic"))),
         ({"framing": "vllm", **REPLAY}, Numbering(("endpoint",), replayed=True)),
         ({"framing": "bitcoin"}, Numbering(("endpoint", "topic"))),
+        (
+            {**VLLM, "replayFrom": "earliest", "sequenceStart": "5"},
+            Numbering(("endpoint", "topic"), start=5, whole=True),
+        ),
         (NUMBERED, Numbering(("endpoint",))),
         ({**NUMBERED, "publisherFrame": "1"}, Numbering(("publisher",))),
         (

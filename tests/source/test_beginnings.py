@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,23 @@ def test_a_query_that_is_killed_goes_on_with_the_same_rows(
     ids = [row[0] for row in rows]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     log.close()
+
+
+@pytest.mark.parametrize(("begins", "first"), [("earliest", 0), ("latest", 3)])
+def test_a_source_that_joins_and_is_killed_in_its_first_batch_has_each_message_once(
+    tmp_path: Path, begins: str, first: int
+) -> None:
+    old, new, query = Log(tmp_path / "old"), Log(tmp_path / "new"), tmp_path / "query"
+    sources = [
+        {"walLocation": str(log.location), "startingOffsets": starts}
+        for log, starts in ((old, "earliest"), (new, begins))
+    ]
+    old.fill(1), new.fill(1)
+    assert run(query, sources[:1], until=3) == 0
+    old.fill(1)
+    assert run(query, sources, AFTER_OFFSETS, until=1 << 30) == -signal.SIGKILL
+    old.fill(1), new.fill(1)
+    wanted = Counter([*range(old.end), *range(first, new.end)])
+    assert run(query, sources, until=wanted.total()) == 0
+    assert Counter(int(row[3]) for row in read_output(query)) == wanted
+    old.close(), new.close()

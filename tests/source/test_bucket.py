@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,15 +20,14 @@ from tests.support import (
     Connections,
     bound,
     free_endpoint,
-    log_at,
-    log_options,
     log_rows,
     stream_options,
     wait_for,
 )
 from tests.support.bucket_server import BucketServer
+from tests.support.programs import receiving
 from zmq_datasource import Producer
-from zmq_datasource.errors import LogLockedError, OptionError, SocketError
+from zmq_datasource.errors import OptionError, SocketError
 from zmq_datasource.log.bucket_store import BucketStore
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -41,36 +35,10 @@ from zmq_datasource.log.writer import LogWriter
 CHUNK = 256 << 10
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[BucketServer]:
-    with BucketServer() as running:
-        yield running
-
-
-@pytest.fixture
-def bucket(server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The location of a log in the bucket."""
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BucketStore, "silent_seconds", 4.0)
     monkeypatch.setattr(LogStorage, "request_interval", 0.0)
-    return server.location(uuid.uuid4().hex)
-
-
-@contextmanager
-def receiving(bucket: str, **options: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that receives until it is killed."""
-    given = {"walFlushInterval": "20ms", "walRetention": "0s", **log_options(bucket), **options}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ingest_driver", *(f"{k}={v}" for k, v in given.items())],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def values(bucket: str) -> list[int]:
@@ -84,7 +52,7 @@ def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, buc
     push, endpoint = bound(context, zmq.PUSH)
     with (
         Connections(push) as connections,
-        receiving(bucket, socketType="PULL", connect=endpoint) as receiver,
+        receiving(bucket, socketType="PULL", connect=endpoint, walRetention="0s") as receiver,
         querying(bucket, connect=endpoint, startingOffsets="earliest") as query,
     ):
         query.step()
@@ -97,22 +65,6 @@ def test_a_query_takes_over_from_a_process_that_was_killed(context: Context, buc
         send(push, 100, 200)
         query.until(200)
     assert query.rows == numbered(200)
-
-
-def test_a_query_with_a_silent_feed_notices_that_it_has_lost_the_log(context: Context, bucket: str) -> None:
-    _, endpoint = bound(context, zmq.PUSH)
-    store = log_at(bucket).store
-    with (
-        pytest.raises(LogLockedError, match="has lost the lock"),
-        querying(bucket, connect=endpoint) as query,
-    ):
-        query.step()
-
-        def goes_on() -> bool:
-            store.put("writer.lock", b"another process")  # again, if the query refreshes it at that moment
-            return query.step() < 0
-
-        wait_for(goes_on, "the error")
 
 
 # A bucket that is away.
@@ -153,7 +105,7 @@ def log_of(query: Query) -> LogWriter:
 
 def test_an_acknowledged_transaction_is_in_the_bucket(server: BucketServer, bucket: str) -> None:
     endpoint = free_endpoint()
-    options = {"socketType": "ROUTER", "bind": endpoint}
+    options = {"socketType": "ROUTER", "bind": endpoint, "walRetention": "0s"}
     with receiving(bucket, **options) as receiver, Producer(endpoint, name="p", sendTimeout="2s") as producer:
         for number in range(3):
             producer.send(b"%d" % number)

@@ -105,17 +105,6 @@ def asking(access: LogAccess, chunk: Chunk, number: int = 1) -> list[bytes]:
     return PROTOCOL.encode(request)
 
 
-def driver_of(context: zmq.Context[Socket]) -> tuple[Socket, LogAccess]:
-    """A ROUTER in the place of a driver."""
-    public, private = zmq.curve_keypair()
-    router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.CURVE_SERVER, 1)
-    router.setsockopt(zmq.CURVE_SECRETKEY, private)
-    router.setsockopt(zmq.RCVTIMEO, 10_000)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    return router, LogAccess((f"tcp://127.0.0.1:{port}",), public, bytes(32))
-
-
 def test_a_chunk_over_the_network_is_the_chunk_of_the_file(log: LogStorage, server: ChunkServer) -> None:
     values = [os.urandom(10_000) for _ in range(1000)]
     chunk = add(log, 5, values, batches=4)
@@ -204,16 +193,6 @@ def test_a_chunk_that_the_driver_cannot_read_now_is_requested_again(
     assert not faults
 
 
-def test_a_chunk_that_is_deleted_while_it_is_read_is_gone(log: LogStorage, server: ChunkServer) -> None:
-    chunk = add(log, 0, [os.urandom(10_000) for _ in range(3000)], batches=30)
-    with RemoteChunks(server.access, ELSEWHERE) as chunks:
-        batches = read_chunk(chunks, chunk.name, 0, chunk.end)
-        next(batches)
-        log.delete_chunk(Chunk(0, 1, 1, 0.0))
-        with pytest.raises(DataLossError, match="it does not exist"):
-            list(batches)
-
-
 def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_the_server(
     context: zmq.Context[Socket],
     log: LogStorage,
@@ -252,24 +231,6 @@ def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_t
     assert b"".join(content) == Path(log.path_of(chunk.name)).read_bytes()
     assert "a request was not answered: it has another secret" in caplog.text
     assert repr(access.secret) not in repr(access)
-
-
-def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -> None:
-    router, access = driver_of(context)
-
-    def serve() -> None:
-        client, *frames = router.recv_multipart()
-        request, _ = PROTOCOL.decode(frames)
-        assert request == Find(number=0, secret=bytes(32), id=7)
-        older, right = (Answer(number=number, found=Found(number + 5, None)) for number in (2**62, 0))
-        for sent in (PROTOCOL.encode(older), [b"nonsense", b"2"], [b""], PROTOCOL.encode(right)):
-            router.send_multipart([client, *sent])
-
-    with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(serve)
-        with RemoteChunks(access, ELSEWHERE) as chunks:
-            assert chunks.find(7) == Found(5, None)
-        served.result(10)
 
 
 def test_a_cut_between_executor_and_driver_is_outlived(log: LogStorage, server: ChunkServer) -> None:

@@ -13,8 +13,7 @@ import pytest
 import zmq
 
 from tests.source.test_feed import Context, numbered, querying, send
-from tests.support import Socket, bound, keep_handlers, stop_sooner, wait_for
-from zmq_datasource import DurableSubscriber
+from tests.support import bound, keep_handlers, stop_sooner, wait_for
 from zmq_datasource.log import LogStorage, read_index
 
 DAY = 86_400.0
@@ -77,26 +76,3 @@ def test_a_receiver_whose_clock_is_wrong_keeps_what_a_stopped_query_needs(
                     lambda: (desk.step(), other.step(), ids(tmp_path).start == sent)[-1],
                     "what was read to go",
                 )
-
-
-@pytest.mark.spark  # processes of its own
-def test_a_proxy_whose_clock_is_wrong_forgets_no_subscriber(context: Context, tmp_path: Path) -> None:
-    push: Socket = context.socket(zmq.PUSH)
-    place = [f"ipc://{tmp_path}/{name}" for name in ("pull", "durable")]
-    proxy = ("proxy", "--pull", place[0], "--durable", place[1], "--wal-location", str(tmp_path / "log"))
-    proxy += ("--wal-retention", "0s")
-    push.connect(place[0])
-    sent = 0
-    for ahead in (0.0, 8 * DAY, -365 * DAY, 0.0):
-        with running(ahead, *proxy):
-            push.send(b"%d" % sent)
-            sent += 1
-            if ahead in (8 * DAY, -365 * DAY):
-                with DurableSubscriber(place[1], "other", start="earliest") as other:
-                    wait_for(lambda: other.receive(1) is not None, "a message")
-                continue
-            with DurableSubscriber(place[1], "me", start="earliest") as me:
-                assert me.new == (sent == 1)
-                want = [b"0"] if sent == 1 else [b"%d" % i for i in range(1, sent)]
-                assert [message.value for message in map(me.receive, [30.0] * len(want)) if message] == want
-                assert me.lost == 0

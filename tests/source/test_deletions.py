@@ -20,14 +20,13 @@ from tests.support import batch_of, bind_when_free, free_endpoint, keep_handlers
 from zmq_datasource.errors import DataLossError, DiskFaultError
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.log.layout import chunk_name
-from zmq_datasource.log.reader import first_since, read_index
+from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.verification import verify_log
 from zmq_datasource.log.writer import LogWriter
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.spark.batch_reader import ZmqLogReader
-from zmq_datasource.spark.offset_ids import OffsetIds
 from zmq_datasource.spark.partition_reader import LogInputPartition
 from zmq_datasource.spark.stream_reader import ZmqStreamReader
 
@@ -149,68 +148,6 @@ def test_a_batch_goes_on_after_ids_that_are_discarded_before_they_are_read(
         assert losses(query) == (1, 4)
 
 
-def test_a_batch_whose_messages_were_all_discarded_has_no_rows(log: Discarding) -> None:
-    with querying(log) as query:
-        start, end, read = planned(query)
-        begin = log.discard(11)
-        assert read() == []
-        assert read() == []  # Spark may repeat a task
-        counted(query, end, 10)
-        log.is_listed_by(query)
-        last = query.latestOffset(end, ALL)
-        assert tasks(query, end, last)()[0] == begin
-        assert losses(query) == (2, begin)  # the planning has left out what follows the batch
-        with querying(log, reader="other", startingOffsets="earliest") as other:
-            other.latestOffset(other.initialOffset(), ALL)
-            assert losses(other) == (0, 0)
-        assert start["next"] == 0
-
-
-def test_a_repeated_batch_counts_skipped_messages_once(log: Discarding) -> None:
-    with querying(log) as query:
-        start, end, read = planned(query)
-        log.discard(3)
-        assert read() == [4, 5, 6, 7, 8, 9]
-    with querying(log) as query:  # the batch was not done
-        assert tasks(query, start, end)() == [4, 5, 6, 7, 8, 9]
-        query.latestOffset(end, ALL)
-        assert losses(query) == (1, 4)
-
-
-def test_ids_that_are_deleted_while_a_batch_is_planned_are_left_out(
-    log: Discarding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread of the metrics lists the log while a call of Spark plans."""
-    planned_range, interrupted = OffsetIds.range, []
-
-    def interrupted_once(positions: OffsetIds, start: Offset, end: Offset) -> tuple[int, int] | None:
-        found = planned_range(positions, start, end)
-        if not interrupted:
-            interrupted.append(log.discard(3))
-            log.is_listed_by(query)
-        return found
-
-    with querying(log) as query:
-        monkeypatch.setattr(OffsetIds, "range", interrupted_once)
-        _, end, read = planned(query)
-        assert interrupted == [4]
-        assert read() == [4, 5, 6, 7, 8, 9]
-        query.latestOffset(end, ALL)
-        assert losses(query) == (1, 4)
-
-
-def test_a_starting_time_is_found_among_the_remaining_messages(log: Discarding) -> None:
-    chunks = read_index(log.storage).covering(0, 10)
-    log.discard(3)
-    log.close()  # the writer deletes nothing more
-    index = read_index(log.storage)
-    assert first_since(log.storage, chunks, 0) == index.earliest
-    left = index.all[1:]
-    Path(log.storage.path_of(left[0].name)).unlink()
-    with pytest.raises(DataLossError, match=rf"the ids from {left[0].first} to .* is missing"):
-        first_since(log.storage, left, 0)
-
-
 WRITER = (
     r"the writer of log .* deleted the ids 0 to 3 between the planning of the batch and the reading, because the "
     r"log was full \(whenFull=discard\) or their retention had passed\. Raise walMaxBytes or walRetention .* "
@@ -224,15 +161,6 @@ def test_a_task_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log
         log.discard(3)
         with pytest.raises(DataLossError, match=WRITER):
             read()
-
-
-def test_planning_with_failOnDataLoss_fails_because_the_writer_deleted_the_ids(log: Discarding) -> None:
-    with querying(log, fails=True) as query:
-        start, end, _ = planned(query)
-        log.discard(3)
-        log.is_listed_by(query)
-        with pytest.raises(DataLossError, match=WRITER):
-            query.partitions(start, end)
 
 
 def test_a_batch_read_goes_on_after_ids_that_are_discarded(
@@ -356,18 +284,6 @@ def test_a_first_chunk_that_was_lost_before_is_not_taken_for_deleted(
     assert re.search(f"data loss: .*{lost}", caplog.text)
     (damage,) = verify_log(log.storage)
     assert re.search(lost, damage.what)
-
-
-@pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_batch_read_fails_if_the_log_stays_away(log: Discarding, fails: bool) -> None:
-    reader = ZmqLogReader(
-        parse(BatchReadOptions, {"walLocation": str(log.path), "failOnDataLoss": str(fails).lower()})
-    )
-    shares = reader.partitions()
-    unmounted(log.path)
-    with pytest.raises(DiskFaultError, match="It was there before"):
-        ids(reader, shares)
 
 
 def test_a_query_without_failOnDataLoss_continues_after_a_missing_chunk(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +30,8 @@ from tests.support import (
     wait_for,
 )
 from zmq_datasource import Producer
-from zmq_datasource.errors import DataLossError, LogLockedError, OptionError
-from zmq_datasource.log.leases import LeaseFiles, Reader
+from zmq_datasource.errors import DataLossError
+from zmq_datasource.log.leases import LeaseFiles
 from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -141,9 +139,9 @@ def ends_at(location: Path | str, end: int) -> bool:
     return read_index(log_at(location)).durable_end == end
 
 
-def filled(location: Path, chunks: int) -> LogWriter:
+def filled(location: Path | str, chunks: int) -> LogWriter:
     """A log with the messages 0, 1, ..., each in its own chunk."""
-    log = LogWriter(LogStorage(str(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
+    log = LogWriter(log_at(location), chunk_bytes=1 << 20, max_bytes=1 << 30)
     log.open()
     for number in range(chunks):
         log.append(batch_of([b"%d" % number]))
@@ -182,42 +180,6 @@ def test_a_query_does_not_delete_messages_that_another_has_not_read(context: Con
         wait_for(lambda: fast.step() and log_rows(tmp_path).num_rows == 1, "one row left")
 
 
-def test_endpoints_come_and_go_between_runs(context: Context, tmp_path: Path) -> None:
-    """The log and the checkpoint stay valid."""
-    pushes = [bound(context, zmq.PUSH) for _ in range(3)]
-    checkpoint, rows = None, 0
-    for names in ((0,), (0, 1), (1, 2)):
-        connect = ",".join(pushes[name][1] for name in names)
-        with querying(tmp_path, checkpoint, connect=connect) as query:
-            query.step()
-            for name in names:
-                pushes[name][0].send(b"%d" % name)
-            query.until(len(names))
-            assert [i for i, _ in query.rows] == list(range(rows, rows + len(names)))
-            assert sorted(value for _, value in query.rows) == [b"%d" % name for name in names]
-            checkpoint, rows = query.checkpoint, rows + len(names)
-
-
-def test_a_query_begins_at_a_time(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    log = filled(tmp_path, 3)  # at time 0
-    log.append(batch_of([b"3", b"4"], 5_000_000))
-    log.close()
-    with querying(tmp_path, startingOffsets="1970-01-01T00:00:02Z") as query:
-        query.step()
-        assert query.rows == numbered(5, 3)
-    with (
-        querying(tmp_path, connect=endpoint, startingOffsets="2200-01-01T00:00:00Z") as query,
-        pytest.raises(OptionError, match="it is in the future"),
-    ):
-        query.step()
-    with querying(tmp_path, connect=endpoint, startingOffsets="2000-01-01T00:00:00Z") as query:
-        query.step()
-        send(push, 5, 7)
-        query.until(2)
-        assert query.rows == numbered(7, 5)
-
-
 # One ends, another receives.
 
 
@@ -241,41 +203,6 @@ def test_when_the_receiving_query_stops_another_query_receives(context: Context,
             again.until(100)
             assert not again.receives
             assert again.rows == numbered(200, 100)
-
-
-def test_when_the_receiving_process_is_killed_a_query_receives(context: Context, tmp_path: Path) -> None:
-    """Sealed messages are there once, and ids continue."""
-    endpoint = free_endpoint()
-    options = {"socketType": "PULL", "bind": endpoint, "walFlushInterval": "20ms", "walRetention": "0s"}
-    arguments = [f"{name}={value}" for name, value in (options | {"walLocation": str(tmp_path)}).items()]
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.ingest_driver", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    push = context.socket(zmq.PUSH)
-    push.setsockopt(zmq.IMMEDIATE, 1)  # waits for a connection that stands
-    lost = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    try:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "0\n"
-        with querying(tmp_path, **options) as query:
-            query.step()
-            assert not query.receives
-            push.connect(endpoint)
-            send(push, 0, 100)
-            query.until(100)
-            driver.kill()
-            driver.wait(30)
-            wait_for(lambda: lost.poll(0), "that the PUSH has noticed it")  # else it may still write there
-            send(push, 100, 200)
-            query.until(200)
-            assert query.receives
-            assert query.rows == numbered(200)
-    finally:
-        push.disable_monitor()
-        driver.kill()
-        driver.communicate(timeout=30)
 
 
 def test_receive_stands_by_for_another(tmp_path: Path) -> None:
@@ -364,47 +291,6 @@ def test_a_query_with_a_copied_checkpoint_loses_no_messages_of_the_original(
     ):
         again.until(5), beside.until(5)
         assert again.rows == beside.rows == numbered(10, 5)
-
-
-def test_queries_that_are_stopped_and_started_together_miss_nothing(context: Context, tmp_path: Path) -> None:
-    """However old the unread messages of one query are, and in any order of the starts."""
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walRetention": "5m"}
-    for first in (0, 1):
-        log = tmp_path / str(first)
-        with querying(log, **options) as quick, querying(log, **options) as slow:
-            quick.step()
-            slow.step()
-            for number in range(10):  # a chunk each
-                send(push, number, number + 1)
-                quick.until(number + 1)
-            checkpoints = (quick.checkpoint, slow.begin())
-        for path in (*(log / "chunks").glob("*.arrow"), *(log / "readers").glob("*.json")):
-            os.utime(path, (time.time() - 3600, time.time() - 3600))
-        one, two = (checkpoints[first], checkpoints[1 - first])
-        with querying(log, one, **options) as early:
-            early.step()
-            send(push, 10, 11)
-            early.until(1)
-            early.step()
-            with querying(log, two, **options) as late:
-                late.step()
-                late.until(1)
-                slow = late if first == 0 else early
-                slow.until(11)
-                assert slow.rows == numbered(11)
-
-
-def test_two_queries_cannot_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reader, "hold_seconds", 0.1)
-    filled(tmp_path, 1).close()
-    with (
-        querying(tmp_path, reader="desk") as one,
-        querying(tmp_path, reader="desk") as two,
-    ):
-        one.step()
-        with pytest.raises(LogLockedError, match="reader of its own"):
-            two.step()
 
 
 # Readers that do not run.

@@ -76,29 +76,6 @@ def test_a_topic_before_a_delimiter_is_a_topic(context: Context) -> None:
     assert rows.column("value").to_pylist() == [b'[{"id":"a:b"}]', b"json-without", b"in:frames"]
 
 
-def test_topics_before_a_delimiter_have_counters_of_their_own(context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = stream_options(
-        connect=endpoint,
-        socketType="PULL",
-        topicDelimiter=" ",
-        framing="custom",
-        topicFrame=0,
-        sequenceAt="-1:$.seq",
-        sequenceBy="endpoint,topic",
-    )
-    counters = SourceCounters()
-    with Receiver(options, counters) as receiver:
-        for message in (b'a {"seq": 1}', b'b {"seq": 7}', b'a {"seq": 2}', b'b {"seq": 9}'):
-            push.send(message)
-        receive(receiver, 4)
-        rows = receiver.take()
-        tracker = receiver.intake.tracker
-        assert tracker is not None
-        assert [(gap.first, gap.last) for gap in tracker.gaps] == [(8, 8)]
-    assert rows.column("sequence").to_pylist() == [1, 7, 2, 9]
-
-
 def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
     """libzmq silently drops subscriptions beyond the SUB's own SNDHWM."""
     count = 3000
@@ -133,25 +110,6 @@ def test_a_frame_over_the_limit_ends_only_its_connection(
         publisher.send(b"after")
         receive(receiver, 1)
         assert receiver.take().column("value").to_pylist() == [b"after"]
-
-
-def test_a_round_is_bounded_in_messages_and_in_bytes(context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndhwm=100_000)
-    with Receiver(
-        stream_options(connect=endpoint, socketType="PULL", rcvhwm=100_000), SourceCounters()
-    ) as receiver:
-        for _ in range(5000):
-            push.send(b"x")
-        for _ in range(20):
-            assert receiver.receive() <= receiver_module.ROUND_MESSAGES
-        receive(receiver, 5000)
-        receiver.take()
-        for _ in range(20):
-            push.send(b"x" * (1 << 20))
-        most = 0
-        while receiver.pending < 20:
-            most = max(most, receiver.receive())
-        assert most <= 5
 
 
 def test_a_round_over_many_sockets_is_bounded_and_takes_them_in_turn(context: Context) -> None:
@@ -190,16 +148,6 @@ def test_a_message_too_large_for_a_row_is_counted_and_skipped(
         assert receiver.take().column("value").to_pylist() == [b"x" * 1000, b"last"]
         assert receiver.pending_bytes == 0
     assert counters.oversize == 2
-
-
-def test_a_bound_sub_receives_from_a_publisher_that_connects_later(context: Context) -> None:
-    endpoint = free_endpoint()
-    with Receiver(stream_options(bind=endpoint), SourceCounters()) as receiver:
-        publisher = context.socket(zmq.XPUB)
-        publisher.connect(endpoint)
-        wait_for(lambda: (receiver.keep_alive(), publisher.poll(10))[1], "the subscription")
-        publisher.send(b"v")
-        receive(receiver, 1)
 
 
 def test_a_sub_receives_again_after_a_publisher_restarts(context: Context) -> None:

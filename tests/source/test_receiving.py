@@ -20,15 +20,14 @@ import zmq
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.support import (
+    Offering,
     Socket,
     at_failpoints,
     bound,
-    channel_of,
     free_endpoint,
     keep_handlers,
     log_rows,
     need,
-    offer,
     stop_sooner,
     stream_options,
     wait_for,
@@ -151,14 +150,6 @@ def _stop_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 # The loop, with any filler.
 
 
-def test_a_socket_that_cannot_be_opened_leaves_the_log_free() -> None:
-    filler = Filler()
-    filler.cannot_open = EndpointError("in use")
-    with pytest.raises(EndpointError, match="in use"), running(filler):
-        pass
-    assert filler.asked == []
-
-
 def test_a_request_to_seal_raises_the_error_that_has_ended_receiving() -> None:
     filler = Filler()
     with running(filler) as (receiver, _):
@@ -196,23 +187,6 @@ def test_while_the_disk_is_busy_no_chunk_is_cut() -> None:
         assert "cut" not in filler.asked
         log.busy = False
         wait_for(lambda: "cut" in filler.asked, "the cut that was due")
-
-
-def test_a_disk_that_refuses_for_too_long_ends_a_pause() -> None:
-    with running(Filler(), fault="no space left") as (receiver, log):
-        log.failure = LogWriteError("tried again for long enough")
-        wait_for(lambda: receiver.failure, "the end")
-        assert receiver.failure is log.failure
-
-
-def test_a_stop_drains_the_sockets_and_then_finishes() -> None:
-    filler = Filler()
-    with running(filler, slow=True) as (receiver, log):  # nothing is received before the stop
-        filler.messages = 3
-        log.slow = False
-        receiver.stop()
-    assert filler.messages == 0
-    assert filler.asked[-2:] == ["finish", "close"]
 
 
 def test_a_stop_does_not_wait_for_the_end_of_a_feed() -> None:
@@ -266,19 +240,6 @@ def test_messages_that_the_log_refuses_are_counted_as_lost(context: Context) -> 
         assert (it.facts().pending, it.facts().refused) == (0, 3)
 
 
-def test_messages_before_a_failure_are_appended_first(context: Context) -> None:
-    class Failing(Receiver):
-        failure: Any = None
-
-    rows: list[int] = []
-    with received(context, lambda messages: rows.append(messages.num_rows), Failing) as it:
-        Failing.failure = MessageLossError("never came")
-        with pytest.raises(MessageLossError):
-            it.cut()
-        assert rows == [3]
-        assert it.facts() == FillerFacts()
-
-
 # A receiver with its sockets.
 
 
@@ -310,14 +271,6 @@ def numbers(location: Path) -> list[int]:
 def send_numbers(sock: Socket, count: int) -> None:
     for i in range(count):
         sock.send(b"%d" % i)
-
-
-def test_seal_makes_received_messages_durable(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    with ingesting(tmp_path, endpoint, walFlushInterval="1h") as ingest:
-        send_numbers(push, 10)
-        wait_for(lambda: ingest.seal() == 10, "10 durable messages")
-        assert numbers(tmp_path) == list(range(10))
 
 
 def test_messages_that_a_durable_subscriber_awaits_are_sealed_soon(context: Context, tmp_path: Path) -> None:
@@ -432,24 +385,6 @@ def test_receive_for_ends_at_the_timeout_or_after_silence(context: Context, tmp_
         assert ingest.receive_for(30, 0.3) == 10
 
 
-def test_a_pull_takes_each_message_once_beside_another_reader(context: Context, tmp_path: Path) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    other = context.socket(zmq.PULL)
-    other.connect(endpoint)
-    with ingesting(tmp_path, endpoint) as ingest:
-        wait_for(lambda: len(channel_of(ingest).opened.watch.up), "the connection")
-        send_numbers(push, 100)
-        theirs: list[int] = []
-
-        def all_taken() -> bool:
-            while other.poll(0):
-                theirs.append(int(other.recv()))
-            return len(theirs) + ingest.seal() >= 100
-
-        wait_for(all_taken, "100 messages by the two of them")
-    assert sorted(theirs + numbers(tmp_path)) == list(range(100))
-
-
 def test_receiving_never_waits_for_sealing(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,26 +423,6 @@ def brief(options: StreamReadOptions) -> FeedReceiver:
     return ingest
 
 
-@contextmanager
-def sending(push: Socket, seconds: float) -> Iterator[list[int]]:
-    """A PUSH that sends a message every ``seconds``; the list has the sent numbers."""
-    sent: list[int] = []
-    end = threading.Event()
-
-    def send() -> None:
-        while not end.wait(seconds):
-            if offer(push, b"%d" % len(sent)):
-                sent.append(len(sent))
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield sent
-    finally:
-        end.set()
-        thread.join(30)
-
-
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.05])
 def test_each_stop_reports_a_push_that_still_sends(
     pause: float,
@@ -519,7 +434,7 @@ def test_each_stop_reports_a_push_that_still_sends(
     """Even if the socket is empty at the moment of the stop."""
     stop_sooner(monkeypatch, 5.0)  # later, in fact: on a loaded machine the sender may pause for long
     push, endpoint = bound(context, zmq.PUSH, sndhwm=10)
-    with sending(push, pause):
+    with Offering(push, pause):
         for run in range(1, 4):
             ingest = brief(stream_options(walLocation=tmp_path, socketType="PULL", connect=endpoint))
             ingest.start()

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.source.test_losses import (
     wait_for_silence,
 )
 from tests.support import free_endpoint, log_rows, wait_for
+from tests.support.programs import receiving
 from tests.support.publishers import Publisher
 from zmq_datasource.options import BatchReadOptions
 from zmq_datasource.options.parser import parse
@@ -99,20 +98,14 @@ def test_history_is_fetched_though_the_first_answer_had_none(tmp_path: Path) -> 
 def test_a_receiver_killed_during_a_replay_has_each_message_once(tmp_path: Path) -> None:
     endpoint, replay, log = free_endpoint(), free_endpoint(), tmp_path / "log"
     options = {"connect": endpoint, "framing": "vllm", "replayEndpoint": replay}
-    arguments = [f"{name}={value}" for name, value in options.items()]
-    arguments += [f"walLocation={log}", "walFlushInterval=20ms"]
     with Publisher("vllm", endpoint, replay=replay, buffer=50_000) as publisher:
         for _ in range(3):
-            driver = subprocess.Popen([sys.executable, "-m", "tests.support.ingest_driver", *arguments])
-            try:
+            with receiving(log, **options):
                 publisher.ask("wait-subscriber")
                 publisher.ask("send 1")
                 publisher.ask("skip 5000")
                 before = publisher.ask("requests")["count"]
                 wait_for(lambda: publisher.ask("requests")["count"] > before, "a question")  # noqa: B023
-            finally:
-                driver.kill()
-                driver.wait(30)
             wait_for_silence(publisher)
         sent = publisher.ask("send 0")["next"]
         with ingesting(log, **options) as ingest:

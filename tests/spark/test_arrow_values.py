@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support import REPOSITORY, Socket, batch_of, bound, free_endpoint, wait_for
 from tests.support.pages import run, snippets
 from tests.support.streams import running, wait_for_rows
-from zmq_datasource import Producer
 from zmq_datasource.errors import OptionError
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
@@ -79,21 +77,6 @@ def test_one_job_reads_the_tables_of_another(spark: SparkSession, tmp_path: Path
     assert sizes == [50, 50] + [100] * 24
 
 
-def test_tables_of_a_producer_are_read_from_the_acknowledged_transport(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    endpoint = free_endpoint()
-    reader = spark.readStream.format("zmq").schema("id BIGINT").option("valueFormat", "arrow")
-    options = {"socketType": "ROUTER", "bind": endpoint, "walLocation": str(tmp_path / "wal")}
-    with running(reader.options(**options).load(), tmp_path / "out") as query:
-        with Producer(endpoint, name="plain") as producer:
-            producer.send(stream(pa.table({"id": [1, 2, 3]})))
-            producer.flush()
-        wait_for_rows(query, 1)
-    out = spark.read.parquet(str(tmp_path / "out"))
-    assert [row.id for row in out.orderBy("id").collect()] == [1, 2, 3]
-
-
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """A log with a good value, two others, and a good one."""
@@ -148,23 +131,6 @@ def test_a_schema_that_cannot_be_read_is_refused(
     )
     with pytest.raises(PySparkException, match=re.escape(why)):
         (reader if schema is None else reader.schema(schema)).load().collect()
-
-
-def test_a_live_socket_is_read_in_a_batch(spark: SparkSession, context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-
-    def send() -> None:
-        for number in range(3):
-            push.send(stream(pa.table({"x": [number] * 2})))
-
-    sending = threading.Thread(target=send)  # each send waits for a reader
-    sending.start()
-    reader = spark.read.format("zmq").schema("x BIGINT").option("valueFormat", "arrow")
-    found = (
-        reader.options(socketType="PULL", connect=endpoint, maxMessages="3", timeout="30s").load().collect()
-    )
-    sending.join()
-    assert [row.x for row in found] == [0, 0, 1, 1, 2, 2]
 
 
 def test_each_snippet_about_tables_runs_as_printed(

@@ -1,12 +1,11 @@
-"""conf/: the services of Compose and Kubernetes, run as processes where there are no containers."""
+"""conf/: the services of Compose, as processes on this machine."""
 
 from __future__ import annotations
 
-import itertools
 import re
-import shlex
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,120 +13,67 @@ import pytest
 import yaml  # comes with jupyterlab
 
 from tests.support import REPOSITORY, wait_for
-from tests.support.namespaces import Network, end_family, need_namespaces
+from tests.support.ports import free_port
+from tests.support.programs import end_family
 
 CONF = REPOSITORY / "conf"
 SERVICES: dict[str, Any] = yaml.safe_load((CONF / "compose.yaml").read_text())["services"]
 
 
-def test_kubernetes_runs_what_compose_runs() -> None:
-    parts = list(yaml.safe_load_all((CONF / "kubernetes.yaml").read_text()))
-    deployments = {p["metadata"]["name"]: p["spec"] for p in parts if p["kind"] == "Deployment"}
-    claims = {p["metadata"]["name"] for p in parts if p["kind"] == "PersistentVolumeClaim"}
-    assert deployments.keys() == SERVICES.keys()
-    for name, spec in deployments.items():
-        pod = spec["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["command"] == SERVICES[name]["command"]
-        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"] == {"app": name}
-        mounts = {f"{m['name']}:{m['mountPath']}" for m in container.get("volumeMounts", ())}
-        assert mounts == set(SERVICES[name].get("volumes", ()))
-        assert {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", ())} <= claims
-    # Each listener has a name. Prometheus asks the receiver by its own.
-    ports = {p["metadata"]["name"]: p["spec"]["ports"][0]["port"] for p in parts if p["kind"] == "Service"}
-    for name, port in ports.items():
-        if name == "receive":
-            assert f"--prometheus=0.0.0.0:{port}" in SERVICES[name]["command"]
-            continue
-        assert f"tcp://*:{port}" in (CONF / "pipeline" / f"{name}.py").read_text()
+class Services:
+    """The services of Compose, on free ports of this machine, with their volumes in a directory."""
 
-
-def test_the_image_has_what_the_services_run() -> None:
-    dockerfile = (CONF / "Dockerfile").read_text()
-    for words in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
-        for path in words.split():
-            assert (REPOSITORY / path).exists(), path
-    for service in SERVICES.values():
-        for word in service["command"]:
-            if word.startswith("/pipeline/"):
-                assert (CONF / "pipeline" / word.removeprefix("/pipeline/")).exists()
-
-
-class Services(Network):
-    """The services of Compose, each in a namespace, with its volumes below /mnt and all names in /etc/hosts."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self._directory = directory
-        self._numbers = dict(zip(SERVICES, itertools.count(), strict=False))
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory, self._stack = directory, stack
+        self._places = {"/mnt": str(directory), "/pipeline": str(directory), "0.0.0.0": "127.0.0.1"}
+        self._places |= {f"tcp://{name}:": "tcp://127.0.0.1:" for name in (*SERVICES, "*")}
+        self._places |= {f":{port}": f":{free_port()}" for port in (5557, 5558, 9400)}
+        for script in (CONF / "pipeline").iterdir():
+            (directory / script.name).write_text(self._here(script.read_text()))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in SERVICES:
+            self.start(name)
 
-    def up(self) -> None:
-        hosts = [f"{self.address(number)} {name}\n" for name, number in self._numbers.items()]
-        (self._directory / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
-        for name, number in self._numbers.items():
-            self.add(number)
-            self.begin(name)
+    def _here(self, text: str) -> str:
+        for there, here in self._places.items():
+            text = text.replace(there, here)
+        return text
 
-    def begin(self, name: str) -> None:
+    def start(self, name: str) -> None:
         """As ``restart: unless-stopped`` does."""
-        service = SERVICES[name]
-        mounts = [
-            f"mount --bind {shlex.quote(str(self._directory / 'hosts'))} /etc/hosts",
-            "mount -t tmpfs none /mnt",
-        ]
-        for volume in service.get("volumes", ()):
-            source, _, target = volume.partition(":")
-            (self._directory / source).mkdir(exist_ok=True)
-            mounts += [
-                f"mkdir {target}",
-                f"mount --bind {shlex.quote(str(self._directory / source))} {target}",
-            ]
-        words = [word.replace("/pipeline/", f"{CONF}/pipeline/") for word in service["command"]]
-        programs = Path(sys.executable).parent
-        words[0] = sys.executable if words[0] == "python" else str(programs / words[0])
-        self.processes[name] = self.run(
-            self._numbers[name],
-            " && ".join(mounts),
-            words,
-            self.log(name),
-            SPARK_LOCAL_IP=self.address(self._numbers[name]),
-        )
-
-    def log(self, name: str) -> Path:
-        return self._directory / f"{name}.log"
-
-    def again(self) -> None:
-        """Start those that have ended."""
-        for name, process in self.processes.items():
-            if process.poll() is not None:
-                self.begin(name)
+        words = [self._here(word) for word in SERVICES[name]["command"]]
+        words[0] = sys.executable if words[0] == "python" else str(Path(sys.executable).parent / words[0])
+        with (self._directory / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(words, stdout=log, stderr=log)
+        self._stack.callback(end_family, self.processes[name])
 
     def counted(self) -> dict[str, int]:
-        """The consumer's newest line."""
-        found = re.findall(r"received=(\d+) different=(\d+) missing=(\d+)", self.log("consumer").read_text())
-        return (
-            dict(zip(("received", "different", "missing"), map(int, found[-1]), strict=True)) if found else {}
-        )
+        """The consumer's newest line; what has ended is started again."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                self.start(name)
+        found = re.findall(r"(\w+)=(\d+)", (self._directory / "consumer.log").read_text())
+        return {key: int(value) for key, value in found}
 
 
 @pytest.mark.spark
 @pytest.mark.long
 def test_the_services_lose_nothing_when_sparks_container_is_killed(tmp_path: Path) -> None:
-    need_namespaces()
-    with Services(tmp_path) as services:
-        services.up()
+    with ExitStack() as stack:
+        services = Services(tmp_path, stack)
 
-        def whole(least: int) -> bool:
-            services.again()
-            counted = services.counted()
-            return bool(counted) and counted["different"] >= least and not counted["missing"]
+        def wait_for_more(count: int, what: str) -> None:
+            goal = services.counted().get("different", 0) + count
 
-        wait_for(lambda: whole(1000), "a thousand readings", 120)
+            def whole() -> bool:
+                counted = services.counted()
+                return bool(counted) and counted["different"] >= goal and not counted["missing"]
+
+            wait_for(whole, what, 120)
+
+        wait_for_more(1000, "a thousand readings")
         end_family(services.processes["query"])
-        before = services.counted()["different"]
-        wait_for(lambda: whole(before + 3000), "all of what came meanwhile", 120)
+        wait_for_more(3000, "all of what came meanwhile")
         services.processes["receive"].terminate()  # an orderly stop, as of a new version
         assert services.processes["receive"].wait(30) == 0
-        before = services.counted()["different"]
-        wait_for(lambda: whole(before + 3000), "all of what came around a stop of the receiver", 120)
+        wait_for_more(3000, "all of what came around a stop of the receiver")

@@ -12,8 +12,8 @@ import zmq
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.support import Socket, bound, free_endpoint
-from tests.support.streams import feed, running, start, wait_for_rows, wait_until_released
+from tests.support import Socket, free_endpoint
+from tests.support.streams import feed, start
 from zmq_datasource import reason, register
 from zmq_datasource.spark import registration
 
@@ -123,22 +123,3 @@ def test_a_schema_of_the_users(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match=r"remove \.schema\(\.\.\.\).*from_json") as refused:
         start(df, tmp_path / "out").awaitTermination(60)
     assert "UnboundLocalError" not in str(refused.value)
-
-
-def test_with_fail_on_data_loss_false_a_query_continues(
-    spark: SparkSession, context: Context, tmp_path: Path
-) -> None:
-    push, endpoint = bound(context, zmq.PUSH)
-    options = {"connect": endpoint, "walLocation": tmp_path / "wal"}
-    with running(feed(spark, **options), tmp_path / "out") as query:
-        push.send(b"1")
-        wait_for_rows(query, 1)
-        assert reason(query) is None
-    wait_until_released(tmp_path / "wal")
-    other = {**options, "walLocation": tmp_path / "other", "failOnDataLoss": False}
-    with running(feed(spark, **other), tmp_path / "out") as query:
-        push.send(b"2")
-        push.send(b"3")
-        wait_for_rows(query, 2)
-    got = spark.read.parquet(str(tmp_path / "out")).selectExpr("cast(value as string) as v").collect()
-    assert sorted(r["v"] for r in got) == ["1", "2", "3"]

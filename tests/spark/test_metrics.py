@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import zmq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from tests.support import Consuming, Offering, Socket, as_text, bound, wait_for
-from tests.support.driver import Driver, begin
+from tests.support import Consuming, Socket, as_text, bound, wait_for
 from tests.support.streams import feed, idle_events, rows_read, wait_for_rows
 from zmq_datasource import ZmqMetricsListener, live_view, metrics
 from zmq_datasource.monitoring.accounts import TOTAL
@@ -30,12 +27,6 @@ from zmq_datasource.spark.queries import records as live_records
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
-
-
-def slow_consumer(context: Context) -> tuple[Consuming, str]:
-    """A consumer that takes about one message in a millisecond, and its endpoint."""
-    pull, endpoint = bound(context, zmq.PULL, rcvhwm=5, rcvbuf=4096)
-    return Consuming(pull, pause=0.001), endpoint
 
 
 @contextmanager
@@ -50,14 +41,6 @@ def sinking(
         yield query
     finally:
         query.stop()
-
-
-def balanced(totals: dict[str, Any]) -> bool:
-    return (
-        totals["rows"] == totals["sent"] + totals["dropped"] + totals["deadLettered"]
-        and totals["dropped"] == sum(totals["droppedByReason"].values())
-        and totals["deadLettered"] == sum(totals["deadLetteredByReason"].values())
-    )
 
 
 def wait_for_total(query: StreamingQuery, rows: int) -> dict[str, Any]:
@@ -273,60 +256,6 @@ def test_a_write_outside_of_a_query_keeps_its_account_and_removes_old_days(
         (f"PUSH {sink}", 3, 3),
         (f"PUSH {sink}", 4, 4),
     ]
-
-
-def lossy_query(source: str, sink: str, directory: Path) -> dict[str, Any]:
-    """From a PULL feed to a slow consumer, drops and all."""
-    feed = {"socketType": "PULL", "connect": source, "walLocation": f"{directory}/wal", "minPartitions": "2"}
-    limits = {"idleTimeout": "2s", "timeout": "30s", "maxMessagesPerTrigger": "4000"}
-    drops = {"noblock": "true", "sndhwm": "20", "linger": "20s", "zmq.sndbuf": "4096"}
-    kept = {"metricsLocation": f"{directory}/metrics", "checkpointLocation": f"{directory}/checkpoint"}
-    return {"source": feed | limits, "select": ["value"], "sink": {"connect": sink, **drops, **kept}}
-
-
-@pytest.mark.slow
-def test_kills_lose_and_double_no_account(spark: SparkSession, context: Context, tmp_path: Path) -> None:
-    """Drivers and workers die; what the metrics say is what Spark has committed, each batch once."""
-    push, source = bound(context, zmq.PUSH, sndhwm=100)
-    slow, sink = slow_consumer(context)
-    settings = lossy_query(source, sink, tmp_path)
-
-    def totals() -> list[dict[str, Any]]:
-        found = (tmp_path / "metrics").rglob("[!.]*.json")
-        return [json.loads(path.read_text()) for path in found]
-
-    with slow:
-        # A batch of it still drops, and the last run has little left to read.
-        with Offering(push, 0.004, b"x" * 1000) as sending:
-            running = Driver(tmp_path / "driver.log", master="local[2,3]", **settings)
-            try:
-                running.wait_until_receiving()
-                wait_for(lambda: len(totals()) >= 3, "three batches", 90)
-                for process in running.processes("daemon"):  # Spark's Python workers, in the middle of tasks
-                    with suppress(psutil.NoSuchProcess):  # one may take another along
-                        process.kill()
-                killed = len(totals())
-
-                def goes_on() -> bool:  # Spark repeats the tasks; if it was at a commit, the query ends
-                    return len(totals()) >= killed + 2 or running.process.poll() is not None
-
-                wait_for(goes_on, "batches after it, or the end of the query", 90)
-                for process in running.processes("java"):
-                    process.kill()
-            finally:
-                running.end()
-        last = begin(spark, **settings, availableNow=True)
-        assert last.awaitTermination(120)
-    found = totals()
-    assert all(map(balanced, found))
-    (whole,) = sums(spark, str(tmp_path / "metrics"))
-    batches = {account["batch"] for account in found}
-    assert batches == set(range(len(batches)))
-    assert whole["rows"] == whole["sent"] + whole["dropped"] + whole["deadLettered"]
-    assert whole["dropped"] > 0
-    newest = {account["batch"]: account["rows"] for account in sorted(found, key=lambda a: a["timestamp"])}
-    received = metrics(last).last["sources"][0]["metrics"]["messagesReceived"]
-    assert received == whole["rows"] == sum(newest.values()) <= sending.sent
 
 
 def test_the_live_view_shows_a_query_until_it_ends(

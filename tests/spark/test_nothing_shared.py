@@ -1,126 +1,87 @@
-"""Executors that do not see the log: a cluster in network namespaces, with an empty directory where the log is."""
+"""Executors that do not see the log: a cluster whose Python workers find an empty directory where the log is."""
 
 from __future__ import annotations
 
 import os
-import time
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any
 
 import pytest
 import zmq
 
-from tests.support import Offering, Socket, log_rows, wait_for
+from tests.support import Offering, Socket, bound, log_rows, need_mounts, wait_for
 from tests.support.driver import Driver
-from tests.support.namespaces import Cluster, end_family, need_namespaces
-from tests.support.ports import free_port
 from tests.support.streams import committed_rows, ids_and_numbers
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-# How long a cable is out.
-_LONG = 30
+
+# Spark starts all its Python processes with this. The daemon is the parent of an executor's workers.
+PYTHON = """#!/bin/sh
+case "$*" in
+*pyspark.daemon*) exec unshare --mount sh -c 'mount -t tmpfs none {log} && exec "$@"' sh {python} "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
 # What a driver that is killed may have and not have sealed, and a connection that is lost.
-_HELD = 2000
+HELD = 2000
 
 
-class Job:
-    """A query on the cluster, and a PUSH that sends it numbers; use it in a ``with`` block.
-
-    Args:
-        log: The query's ``walLocation``.
-    """
-
-    def __init__(self, context: zmq.Context[Socket], directory: Path, cluster: Cluster, log: Path) -> None:
-        endpoint = f"tcp://{cluster.host}:{free_port()}"
-        self._directory, self._out, self._stop = directory, directory / "out", directory / "stop"
-        source = {
-            "walLocation": str(log),
-            "socketType": "PULL",
-            "connect": endpoint,
-            "walRetention": "1h",
-        }
-        self._settings = {
-            "master": cluster.master,
-            "conf": {
-                "spark.driver.host": cluster.host,
-                "spark.driver.bindAddress": cluster.host,
-                "spark.executor.memory": "512m",
-                "spark.executor.extraJavaOptions": os.environ["EXECUTOR_OPTS"],  # ``conftest`` sets it
-                "spark.executor.heartbeatInterval": "5s",
-                "spark.network.timeout": "60s",
-                "spark.task.maxFailures": "8",
-            },
-            "source": {**source, "walFlushInterval": "50ms", "minPartitions": "2"},
-            "sink": {
-                "format": "parquet",
-                "path": str(self._out),
-                "checkpointLocation": f"{self._out}.checkpoint",
-            },
-            "stop": str(self._stop),
-        }
-        # What a connection holds when it is lost is lost.
-        push = context.socket(zmq.PUSH)
-        push.sndhwm, push.sndbuf = 10, 4096
-        push.bind(endpoint)
-        self._sending = Offering(push, 0.002)
-
-    def __enter__(self) -> Self:
-        self._sending.__enter__()
-        self._driver = Driver(self._directory / "driver.log", **self._settings)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sending.end()
-        self._driver.kill()
-
-    @property
-    def sent(self) -> int:
-        return self._sending.sent
-
-    def goes_on(self, what: str) -> None:
-        before = committed_rows(self._out).num_rows
-        wait_for(lambda: committed_rows(self._out).num_rows > before + 100, f"rows after {what}", 150)
-
-    def kill(self) -> None:
-        """SIGKILL to the driver, and another one."""
-        self._driver.kill()
-        self._driver.start()
-
-    def end(self) -> list[tuple[int, int]]:
-        """Have it read all that there is, and end; its rows."""
-        self._sending.end()
-        self._stop.touch()
-        assert self._driver.process.wait(120) == 0
-        return ids_and_numbers(self._out)
+def settings(directory: Path, endpoint: str) -> dict[str, Any]:
+    """A query on two executors, from a PULL to Parquet; it ends when there is a file ``stop``."""
+    log, out, python = directory / "wal", directory / "out", directory / "python"
+    log.mkdir()
+    python.write_text(PYTHON.format(log=shlex.quote(str(log)), python=shlex.quote(sys.executable)))
+    python.chmod(0o755)
+    source = {"walLocation": str(log), "socketType": "PULL", "connect": endpoint, "walRetention": "1h"}
+    return {
+        "master": "local-cluster[2,1,1024]",
+        "conf": {
+            "spark.pyspark.python": str(python),
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": os.environ["EXECUTOR_OPTS"],  # ``conftest`` sets it
+            "spark.task.maxFailures": "8",
+        },
+        "source": {**source, "walFlushInterval": "50ms", "minPartitions": "2"},
+        "sink": {"format": "parquet", "path": str(out), "checkpointLocation": f"{out}.checkpoint"},
+        "stop": str(directory / "stop"),
+    }
 
 
-def test_the_output_is_the_log_after_cuts_and_kills(
-    context: zmq.Context[Socket], package_log: Callable[[], str], tmp_path: Path
+def test_the_output_is_the_log_after_kills(
+    context: zmq.Context[Socket],
+    package_log: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    need_namespaces()
-    log = tmp_path / "wal"
-    with Cluster(tmp_path, log) as cluster, Job(context, tmp_path, cluster, log) as job:
-        job.goes_on("the start")
-        wait_for(lambda: "its chunks are read from the driver" in package_log(), "the warning in the log")
-        assert log_rows(log).num_rows  # here it is, and there it is not
+    need_mounts()
+    push, endpoint = bound(context, zmq.PUSH, sndhwm=10, sndbuf=4096)
+    given = settings(tmp_path, endpoint)
+    monkeypatch.setenv("PYSPARK_PYTHON", given["conf"]["spark.pyspark.python"])
+    out = tmp_path / "out"
 
-        cluster.cut(0)  # for longer than an executor waits before it asks again
-        time.sleep(_LONG)
-        cluster.mend(0)
-        job.goes_on("a cut")
+    def goes_on(what: str) -> None:
+        before = committed_rows(out).num_rows
+        wait_for(lambda: committed_rows(out).num_rows > before + 100, f"rows after {what}", 150)
 
-        cluster.kill_executors(0)
-        job.goes_on("an executor's death")
-
-        end_family(cluster.workers[1])
-        job.goes_on("a worker's death")
-        cluster.workers[1] = cluster.start_worker(1)
-
-        job.kill()
-        job.goes_on("the driver's death")
-        rows = job.end()
-    assert [i for i, _ in rows] == list(range(len(rows)))
-    kept = log_rows(log)
+    with Offering(push, 0.002) as sending:
+        driver = Driver(tmp_path / "driver.log", **given)
+        try:
+            goes_on("the start")
+            assert "its chunks are read from the driver" in package_log()
+            driver.find("CoarseGrainedExecutorBackend").kill()
+            goes_on("an executor's death")
+            driver.kill()
+            driver.start()
+            goes_on("the driver's death")
+            sending.end()
+            (tmp_path / "stop").touch()
+            assert driver.process.wait(120) == 0
+        finally:
+            driver.kill()
+    rows, kept = ids_and_numbers(out), log_rows(tmp_path / "wal")
     assert rows == list(zip(kept["id"].to_pylist(), map(int, kept["value"].to_pylist()), strict=True))
-    assert job.sent - _HELD < len({number for _, number in rows}) == len(rows)
+    assert [i for i, _ in rows] == list(range(len(rows)))
+    assert sending.sent - HELD < len({number for _, number in rows}) == len(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,27 +9,19 @@ import zmq
 from pyspark.sql import SparkSession
 
 from tests.support import Socket, bound, wait_for
-from tests.support.bucket_server import BucketServer
 from tests.support.streams import feed, ids_and_numbers, rows_read, running, wait_for_rows
 
 pytestmark = pytest.mark.spark
 Context = zmq.Context[Socket]
 
 
-@pytest.fixture
-def store() -> Iterator[str]:
-    """A location in a bucket."""
-    with BucketServer() as bucket:
-        yield bucket.location("log")
-
-
 @pytest.mark.slow
 def test_a_query_receives_and_others_read_what_is_in_the_storage(
-    spark: SparkSession, context: Context, tmp_path: Path, store: str
+    spark: SparkSession, context: Context, tmp_path: Path, bucket: str
 ) -> None:
     push, endpoint = bound(context, zmq.PUSH)
-    received = feed(spark, connect=endpoint, walStore=store, walRetention="1h")
-    elsewhere = spark.readStream.format("zmq").option("walStore", store)
+    received = feed(spark, connect=endpoint, walStore=bucket, walRetention="1h")
+    elsewhere = spark.readStream.format("zmq").option("walStore", bucket)
     with running(received, tmp_path / "one") as query:
         for number in range(500):
             push.send(b"%d" % number)
@@ -44,12 +35,12 @@ def test_a_query_receives_and_others_read_what_is_in_the_storage(
     wanted = [(i, i) for i in range(1000)]
     assert ids_and_numbers(tmp_path / "one") == wanted
     assert ids_and_numbers(tmp_path / "two") == wanted
-    batch = spark.read.format("zmq").option("walStore", store)
+    batch = spark.read.format("zmq").option("walStore", bucket)
     assert batch.load().count() == 1000
     assert batch.option("startingOffsets", '{"next": 990}').load().count() == 10
-    assert spark.read.format("zmq").option("walStore", store).option("view", "gaps").load().count() == 0
+    assert spark.read.format("zmq").option("walStore", bucket).option("view", "gaps").load().count() == 0
     # Another machine goes on from the same checkpoint.
-    moved = feed(spark, connect=endpoint, walStore=store, walRetention="1h")
+    moved = feed(spark, connect=endpoint, walStore=bucket, walRetention="1h")
     with running(moved, tmp_path / "one") as query:
         for number in range(1000, 1200):
             push.send(b"%d" % number)

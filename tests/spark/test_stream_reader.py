@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -231,12 +230,3 @@ def test_a_live_batch_read_receives_no_more_than_it_returns(
     )
     with Offering(push, 0.0):
         assert received(options) == sum(taken) == 1500
-
-
-def test_a_live_batch_read_without_a_limit_returns_all_messages(context: Context) -> None:
-    push, endpoint = bound(context, zmq.PUSH, sndtimeo=20_000)
-    options = parse(BatchReadOptions, {"connect": endpoint, "socketType": "PULL", "idleTimeout": "500ms"})
-    sending = threading.Thread(target=lambda: [push.send(b"v") for _ in range(50)])
-    sending.start()
-    assert received(options) == 50
-    sending.join(30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -32,10 +33,7 @@ from zmq_datasource.messages.rows import message_rows, times_of
 from zmq_datasource.options import StreamReadOptions, WriteOptions
 from zmq_datasource.options.parser import parse
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.channel import Channel
-from zmq_datasource.source.feed_receiver import FeedReceiver
 from zmq_datasource.source.receive_loop import ReceiveLoop
-from zmq_datasource.source.receiver import LogReceiver
 from zmq_datasource.source.standby import Standby
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -218,6 +216,16 @@ class Consuming:
         self._thread.join(30)
 
 
+def need_mounts() -> None:
+    """Skip the test where programs cannot have mounts of their own."""
+    command = ["unshare", "--mount", "true"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(command, check=False, capture_output=True).returncode
+    ):
+        pytest.skip("this machine does not allow mounts that only one program sees")
+
+
 @contextmanager
 def tiny_disk(mount: Path, size: str) -> Iterator[Path]:
     """A file system of this size; skips where nobody may mount one."""
@@ -261,13 +269,6 @@ def at_failpoints(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object])
 def take_over(monkeypatch: pytest.MonkeyPatch, standby: float) -> None:
     """Have followers of a log look so often whether they may fill it."""
     monkeypatch.setattr(Standby, "check_seconds", standby)
-
-
-def channel_of(ingest: FeedReceiver) -> Channel:
-    """The first socket that a log is filled from."""
-    filler = ingest.filler
-    assert isinstance(filler, LogReceiver)
-    return filler.receiver.channels[0]
 
 
 def stream_options(**options: Any) -> StreamReadOptions:

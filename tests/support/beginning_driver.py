@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.weather.engine import Query, Trigger, read_output, write_rows
+from tests.weather.engine import Query, read_output, write_rows
 from zmq_datasource.host import failpoints
 from zmq_datasource.options import StreamReadOptions
 from zmq_datasource.options.parser import parse
@@ -46,8 +46,8 @@ def main() -> None:
         return ZmqStreamReader(parse(StreamReadOptions, options))
 
     failpoints.reach = reach
-    trigger = Trigger(available_now=settings["trigger"] == "now")
-    query = Query(directory, [partial(make, options) for options in settings["sources"]], write, trigger)
+    sources = [partial(make, options) for options in settings["sources"]]
+    query = Query(directory, sources, write, settings["trigger"] == "now")
     query.run(lambda: len(read_output(directory)) >= settings["until"])
 
 

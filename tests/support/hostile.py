@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 from tests.fuzz.seeds import CORPUS
 from tests.fuzz.targets import frames_of
 from zmq_datasource.options.socket import Endpoint
 
-__all__ = ["Attacker", "greeting", "message", "ready", "shake_hands"]
+__all__ = ["attack", "greeting", "message", "ready", "shake_hands"]
 
 # ZMTP 3.1 (RFC 37).
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -50,63 +50,66 @@ def shake_hands(sock: socket.socket, socket_type: bytes) -> None:
         answer += more
 
 
-class Attacker:
-    """Attacks one endpoint, connection after connection.
+def attack(endpoint: str, peer: bytes, kept: str, seed: int, times: int, messages: int) -> int:
+    """Attack an endpoint of tcp by so many connections, some of which stay open until the end.
 
     Args:
-        endpoint: Of tcp.
         peer: The type of socket that the one there talks to.
-        kept: Names of fuzzing targets, whose inputs are the content of its messages; subscriptions if there are none.
+        kept: The fuzzing target whose inputs are the content of messages; subscriptions if it is empty.
         seed: Draws everything.
 
-    Attributes:
-        frames: How many were sent behind a whole handshake.
+    Returns:
+        How many frames were sent behind a whole handshake.
     """
+    attacker = _Attacker(peer, kept, seed)
+    with ExitStack() as silent:
+        for _ in range(times):
+            sock = socket.create_connection(Endpoint.read(endpoint).host_port, timeout=10)
+            if parts := attacker.draw_connection(messages):
+                attacker.send(sock, parts)
+            else:  # half a handshake, and then nothing
+                silent.enter_context(sock)
+                with suppress(OSError):
+                    sock.sendall(greeting()[: attacker.random.randrange(64)])
+    return attacker.frames
 
-    def __init__(self, endpoint: str, peer: bytes, kept: Sequence[str], seed: int) -> None:
-        self._address = Endpoint.read(endpoint).host_port
+
+class _Attacker:
+    def __init__(self, peer: bytes, kept: str, seed: int) -> None:
+        self.random, self.frames = random.Random(seed), 0
         self._peer = peer
-        self._random = random.Random(seed)
-        self._contents = [
-            frames_of(path.read_bytes()) for name in kept for path in sorted((CORPUS / name).iterdir())
-        ] or [[b"\1topic"], [b"\0topic"], [b"\1"]]
-        self.frames = 0
+        self._contents = [[b"\1topic"], [b"\0topic"], [b"\1"]]
+        if kept:
+            self._contents = [frames_of(path.read_bytes()) for path in sorted((CORPUS / kept).iterdir())]
 
-    def attack(self, times: int, messages: int = 20) -> None:
-        """So many connections, some of which stay open until the end."""
-        silent: list[socket.socket] = []
-        try:
-            for _ in range(times):
-                kind = self._random.choice(
-                    (
-                        self._noise,
-                        self._noise_behind_a_greeting,
-                        self._content,
-                        self._content,
-                        self._flipped,
-                        None,
-                    )
-                )
-                sock = socket.create_connection(self._address, timeout=10)
-                if kind is None:  # half a handshake, and then nothing
-                    with suppress(OSError):
-                        sock.sendall(greeting()[: self._random.randrange(64)])
-                    silent.append(sock)
-                else:
-                    self._send(sock, kind, messages)
-        finally:
-            for sock in silent:
-                sock.close()
+    def draw_connection(self, messages: int) -> list[bytes]:
+        """What one connection sends: noise, perhaps behind a greeting, or valid ZMTP, perhaps with bits changed."""
+        hello = greeting() + ready(self._peer)
+        match self.random.randrange(6):
+            case 0:
+                return [self._noise()]
+            case 1:
+                return [
+                    greeting(self.random.choice((b"NULL", b"CURVE", b"PLAIN", b"GSSAPI", b""))),
+                    self._noise(),
+                ]
+            case 2 | 3:
+                return [hello, self._session(messages)]
+            case 4:
+                session = bytearray(self._session(messages))
+                for _ in range(self.random.randrange(1, 5)):
+                    session[self.random.randrange(len(session))] ^= 1 << self.random.randrange(8)
+                return [hello, bytes(session)]
+        return []
 
-    def _send(self, sock: socket.socket, kind: Callable[[int], Iterator[bytes]], messages: int) -> None:
-        resets = self._random.random() < 0.3
+    def send(self, sock: socket.socket, parts: list[bytes]) -> None:
+        """Send one part after the other, each but the first once a handshake was answered; then end, or reset."""
+        resets = self.random.random() < 0.3
         with sock, suppress(OSError):  # hung up on
             if resets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            *before, last = kind(messages)
-            for (
-                part
-            ) in before:  # a handshake, whose end is waited for: libzmq refuses messages that come earlier
+            *before, last = parts
+            for part in before:
                 sock.sendall(part)
                 answer = b""
                 while b"READY" not in answer and (more := sock.recv(65536)):
@@ -117,23 +120,16 @@ class Attacker:
                 while sock.recv(65536):
                     pass
 
-    def _noise(self, _messages: int) -> Iterator[bytes]:
-        yield self._random.randbytes(self._random.randrange(1, 500))
-
-    def _noise_behind_a_greeting(self, _messages: int) -> Iterator[bytes]:
-        yield greeting(self._random.choice((b"NULL", b"CURVE", b"PLAIN", b"GSSAPI", b"")))
-        yield self._random.randbytes(self._random.randrange(1, 500))
+    def _noise(self) -> bytes:
+        return self.random.randbytes(self.random.randrange(1, 500))
 
     def _session(self, messages: int) -> bytes:
-        sent = []
-        for _ in range(messages):
-            frames = self._frames()
-            self.frames += len(frames)
-            sent.append(message(frames))
-        return b"".join(sent)
+        sent = [self._frames() for _ in range(messages)]
+        self.frames += sum(map(len, sent))
+        return b"".join(map(message, sent))
 
     def _frames(self) -> list[bytes]:
-        draw = self._random
+        draw = self.random
         frames = list(draw.choice(self._contents))
         for _ in range(draw.randrange(3)):
             at = draw.randrange(len(frames))
@@ -151,16 +147,3 @@ class Attacker:
                 case _:
                     frames[at] = frames[at][: draw.randrange(len(frames[at]) + 1)]
         return frames
-
-    def _content(self, messages: int) -> Iterator[bytes]:
-        """Valid ZMTP, and what no honest peer says."""
-        yield greeting() + ready(self._peer)
-        yield self._session(messages)
-
-    def _flipped(self, messages: int) -> Iterator[bytes]:
-        """A session in which a few bits are wrong."""
-        session = bytearray(self._session(messages))
-        for _ in range(self._random.randrange(1, 5)):
-            session[self._random.randrange(len(session))] ^= 1 << self._random.randrange(8)
-        yield greeting() + ready(self._peer)
-        yield bytes(session)

@@ -74,7 +74,7 @@ class Middlebox:
         bytes: What has passed so far, both ways.
         resets: How often it has reset what there was.
         connections: How many it has made.
-        held_back: How often ``hold_back`` has found what it was to hold: on connections that lived on, on lost ones.
+        held_back: How often ``hold_back`` has found what it was to hold.
         discarded: Of each connection that the box has lost after its sender had ended it in good order, what came from
             there: the receiver need not have read it, and nobody tells the sender.
     """
@@ -103,8 +103,8 @@ class Middlebox:
         self.reset_after = reset_after
         self.taken = self.bytes = self.resets = self.connections = 0
         self.discarded: list[bytes] = []
-        self.held_back = [0, 0]
-        self._hold: tuple[re.Pattern[bytes], float, bool] | None = None
+        self.held_back = 0
+        self._hold: tuple[re.Pattern[bytes], float] | None = None
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -129,13 +129,12 @@ class Middlebox:
         """The far side of every connection loses it; the near side is not told."""
         self._commands.append("half_open")
 
-    def hold_back(self, mark: re.Pattern[bytes], seconds: float, *, loses: bool) -> None:
-        """Hold the next part from the near side that has this mark, and all after it on that connection. Once.
+    def hold_back(self, mark: re.Pattern[bytes], seconds: float) -> None:
+        """Hold the next part from the near side that has this mark. Once.
 
-        Args:
-            loses: Whether the sender loses that connection meanwhile. What is held reaches the far side all the same.
+        The sender loses that connection. What is held reaches the far side all the same.
         """
-        self._hold = mark, seconds, loses
+        self._hold = mark, seconds
 
     def clear(self) -> None:
         """Fair weather. Connections that were half open are reset: such a thing ends some day."""
@@ -257,9 +256,8 @@ class Middlebox:
                 return
             due, loses = time.monotonic() + self.delay, False
             if self._hold is not None and way.source is link.near and self._hold[0].search(part):
-                (_, seconds, loses), self._hold = self._hold, None
-                due += seconds
-                self.held_back[loses] += 1
+                due, loses, self._hold = due + self._hold[1], True, None
+                self.held_back += 1
             way.parts.append((due, memoryview(part)))
             way.bytes += len(part)
             if way.source is link.near:

@@ -17,7 +17,7 @@ import pytest
 import zmq
 from click.testing import CliRunner
 
-from tests.support import Consuming, bound, free_endpoint
+from tests.support import bound, free_endpoint
 from zmq_datasource.cli import main
 from zmq_datasource.workbench.doctor import examine, exit_code, report
 from zmq_datasource.workbench.doctor.facts import Feed
@@ -219,21 +219,6 @@ def test_a_frame_over_the_limit_is_told() -> None:
     (finding,) = findings_of(feed)
     assert finding.id == "connection_lost"
     assert feed.handshake.faults
-
-
-def test_another_pull_that_takes_every_other_message_is_found(context: zmq.Context[Sock]) -> None:
-    pull, endpoint = context.socket(zmq.PULL), free_endpoint()
-    pull.connect(endpoint)
-    # The sender ends first: a consumer ends when nothing is there.
-    with Consuming(pull), sending(zmq.PUSH, framing="vllm", at=endpoint):
-        assert warnings(look(endpoint, **PULL, framing="vllm")) == ["another_pull"]
-
-
-def test_two_publishers_that_count_alike_are_not_taken_for_duplicates() -> None:
-    endpoint = free_endpoint()
-    senders = {"framing": "vllm", "at": endpoint, "connects": True}
-    with sending(**senders), sending(**senders):
-        assert warnings(look(endpoint, bind=True, framing="vllm", duration=1.0)) == ["numbers_repeat"]
 
 
 # Stops and stalls.

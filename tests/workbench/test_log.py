@@ -13,16 +13,11 @@ from click.testing import CliRunner, Result
 
 from tests.source.test_feed import Context, filled, querying, send
 from tests.support import batch_of, bound, keep_handlers, need, wait_for
-from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.log import read_index
-from zmq_datasource.log.bucket_store import bucket_at
 from zmq_datasource.log.leases import Lease, LeaseFiles, SubscriberNotes
-from zmq_datasource.log.merging import Merger
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.log.writer import LogWriter
-from zmq_datasource.options.types import Location
-from zmq_datasource.workbench.log import Message, messages
 
 
 @pytest.fixture(autouse=True)
@@ -145,17 +140,6 @@ def test_what_the_log_has_no_more_is_said_by_cat_and_the_readers(tmp_path: Path)
     assert (desk["behind"], desk["gone"]) == (1, 3)
 
 
-def test_messages_are_shown_while_their_chunks_are_merged(tmp_path: Path) -> None:
-    log = filled(tmp_path, 9)
-    log.close()
-    listed = messages(LogStorage(str(tmp_path)))
-    first = next(listed)
-    merger = Merger(LogStorage(str(tmp_path)), log, 1 << 20, fan_in=2)
-    while merger.merge_once():
-        pass
-    assert [message.id for message in (first, *listed) if isinstance(message, Message)] == list(range(9))
-
-
 def test_a_reader_that_runs_is_neither_dropped_nor_moved(tmp_path: Path) -> None:
     filled(tmp_path, 3).close()
     with querying(tmp_path, reader="desk") as query:
@@ -195,18 +179,13 @@ def test_a_damaged_lease_is_shown_and_dropped(tmp_path: Path) -> None:
     assert len(shown(tmp_path)["readers"]) == 1
 
 
-def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory() -> None:
-    with BucketServer() as server:
-        location = Location(server.location("log"))
-        log = LogWriter(LogStorage(bucket_at(location)), chunk_bytes=1 << 20, max_bytes=1 << 30)
-        log.open()
-        log.append(batch_of([b"0", b"1"]))
-        log.cut().result(30)
-        there = shown(location.with_credentials)
-        assert there["end"] == 2
-        assert there["writer"] is not None
-        assert "no damage found" in run("verify", location.with_credentials).output
-        assert len(run("cat", location.with_credentials).output.splitlines()) == 2
-        log.close()
-        for words in ((), ("--json",)):
-            assert "any:any" not in run(location.with_credentials, *words).output
+def test_a_log_in_a_bucket_is_shown_like_one_in_a_directory(bucket: str) -> None:
+    log = filled(bucket, 2)
+    there = shown(bucket)
+    assert there["end"] == 2
+    assert there["writer"] is not None
+    assert "no damage found" in run("verify", bucket).output
+    assert len(run("cat", bucket).output.splitlines()) == 2
+    log.close()
+    for words in ((), ("--json",)):
+        assert "any:any" not in run(bucket, *words).output

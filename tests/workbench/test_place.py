@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support import tiny_disk
-from tests.support.bucket_server import BucketServer
 from zmq_datasource.cli import main
 from zmq_datasource.errors import DiskFaultError
 from zmq_datasource.log.bucket_store import BucketStore
@@ -68,15 +66,9 @@ def test_a_file_system_without_hard_links_is_no_place_for_a_log(
 # A bucket.
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[BucketServer]:
-    with BucketServer() as running_server:
-        yield running_server
-
-
 @pytest.fixture
-def location(server: BucketServer) -> Location:
-    return Location(server.location(f"logs/{uuid.uuid4().hex}"))
+def location(bucket: str) -> Location:
+    return Location(bucket)
 
 
 class Replacing(BucketStore):
