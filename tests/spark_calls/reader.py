@@ -22,7 +22,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
@@ -46,9 +45,7 @@ class Settings:
         first: The answer of ``initialOffset``.
         last: Where the data ends.
         late: Whether there is nothing new at the first position either, when Spark first asks. 1 is yes.
-        hold: The text of a call (``traces``), without or with its answer. The call does not return, and the query
-            is killed there, with all processes of the driver.
-        fail: The text of a call that raises.
+        fail: The text of a call (``traces``) that raises.
     """
 
     trace: str
@@ -57,7 +54,6 @@ class Settings:
     first: int = 0
     last: int = 4
     late: int = 0
-    hold: str = ""
     fail: str = ""
 
     def options(self) -> dict[str, str]:
@@ -71,15 +67,10 @@ class Settings:
 
 
 class Recorder:
-    """Appends calls to a trace; at the call that is to be held or to fail it does that.
+    """Appends calls to a trace, and fails at the call that is to fail."""
 
-    Args:
-        held: Called at the call that is held; raises, or does not return.
-    """
-
-    def __init__(self, settings: Settings, held: Callable[[], object] = signal.pause) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._held = held
 
     def call(self, name: str, *arguments: object, answer: Callable[[], Any] = lambda: None) -> Any:
         key = os.urandom(8).hex()
@@ -90,9 +81,6 @@ class Recorder:
             raise RuntimeError(f"told to fail: {text}")
         value = answer()
         answered = "" if value is None else f"-> {shown(value)}"
-        if self._settings.hold in (text, f"{text} {answered}"):
-            self._write({"held": key})
-            self._held()
         self._write({"answered": key, "text": answered})
         return value
 
@@ -160,8 +148,6 @@ class RecordingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return answer
 
     def _next(self, start: int, limit: ReadLimit) -> int:
-        if isinstance(limit, ReadAllAvailable):
-            return self._settings.last
         if self._target is None and start not in self._asked:
             self._asked.add(start)
             return start

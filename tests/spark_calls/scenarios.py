@@ -14,12 +14,11 @@ __all__ = ["SCENARIOS", "Run", "Scenario"]
 class Run:
     """One start of a query, and what ends it.
 
-    It is killed at the call ``hold``; ends when a call fails, or by itself, with the triggers that do; and else by
-    ``query.stop()``, when all data is read and each source has been asked twice more.
+    It ends when a call fails, or by itself, with the trigger that does; and else by ``query.stop()``, when all data is
+    read and each source has been asked twice more.
 
     Attributes:
         last: Where the data of each source ends.
-        hold: The text of the call at which all processes of the driver get SIGKILL.
         fail: The text of the call that raises.
         first: The answer of ``initialOffset``.
         late: Whether the first answer of ``latestOffset`` is that there is nothing new.
@@ -27,15 +26,14 @@ class Run:
     """
 
     last: tuple[int, ...] = (4,)
-    hold: str = ""
     fail: str = ""
     first: int = 0
     late: bool = False
-    trigger: dict[str, str | bool] = field(default_factory=dict)
+    trigger: dict[str, bool] = field(default_factory=dict)
 
     @property
     def ends_by_itself(self) -> bool:
-        return bool(self.trigger.keys() & {"availableNow", "once"})
+        return "availableNow" in self.trigger
 
     def settings(self, trace: Path, checkpoint: Path) -> list[Settings]:
         """Of each source: ``a``, ``b``."""
@@ -47,7 +45,6 @@ class Run:
                 first=self.first,
                 last=last,
                 late=int(self.late),
-                hold=self.hold,
                 fail=self.fail,
             )
             for number, last in enumerate(self.last)
@@ -59,7 +56,7 @@ class Scenario:
     """Runs of one query on one checkpoint.
 
     Attributes:
-        quick: Recorded on Spark by ``make test``; the others take ``make test-long``.
+        quick: Recorded on Spark by ``make test-slow``; the others take ``make test-long``.
     """
 
     name: str
@@ -70,21 +67,20 @@ class Scenario:
 # In the order of the steps of a batch. What Spark has written is in the traces: "offsets/0", "commits/0".
 _STEPS = {
     "before-anything": "a.initialOffset()",
-    "before-offsets-0": "a.latestOffset(0, ReadMaxRows) -> 2",
+    "before-offsets-0": "a.latestOffset(0, ReadMaxRows)",
     "planning-0": "a.partitions(0, 2)",
     "reading-0": "a.read(0-2)",
     "before-commits-0": "sink.commit(0, [0, 1])",
-    "after-commits-0": "a.latestOffset(2, ReadMaxRows)",
-    "before-offsets-1": "a.latestOffset(2, ReadMaxRows) -> 4",
+    "before-offsets-1": "a.latestOffset(2, ReadMaxRows)",
     "committing-0": "a.commit(2)",
     "planning-1": "a.partitions(2, 4)",
     "reading-1": "a.read(2-4)",
     "before-commits-1": "sink.commit(1, [2, 3])",
     "after-commits-1": "a.latestOffset(4, ReadMaxRows)",
 }
-_QUICK = ("planning-0", "before-commits-1")
+_QUICK = ("planning-0", "reading-0", "before-commits-1")
 _ONCE_MORE = Run(last=(6,))
-_NOW: dict[str, str | bool] = {"availableNow": True}
+_NOW = {"availableNow": True}
 
 SCENARIOS = {
     scenario.name: scenario
@@ -94,74 +90,58 @@ SCENARIOS = {
         Scenario("no-data", (Run(last=(0,)),)),
         Scenario("restart", (Run(), _ONCE_MORE, Run(last=(6,)))),
         Scenario("restart-without-a-batch", (Run(last=(0,)), Run())),
-        Scenario("trigger-interval", (Run(trigger={"processingTime": "100 milliseconds"}),)),
         Scenario(
             "available-now", (Run(trigger=_NOW), Run((6,), trigger=_NOW), Run((6,), trigger=_NOW)), quick=True
         ),
         Scenario("available-now-without-data", (Run((0,), trigger=_NOW), Run(trigger=_NOW))),
         Scenario("available-now-then-forever", (Run((2,), trigger=_NOW), Run())),
-        Scenario("once", (Run(trigger={"once": True}), Run((6,), trigger={"once": True}))),
-        Scenario(
-            "once-killed",
-            (
-                Run(hold="a.partitions(0, 4)", trigger={"once": True}),
-                Run((6,), trigger={"once": True}),
-            ),
-        ),
         Scenario("union-of-which-one-is-empty", (Run((4, 0)), Run((6, 2))), quick=True),
         Scenario("union-of-both", (Run((2, 4)), Run((2, 6)))),
         Scenario("union-available-now", (Run((4, 0), trigger=_NOW), Run((4, 2), trigger=_NOW))),
-        Scenario("union-killed", (Run((2, 0), hold="a.partitions(0, 2)"), Run((4, 2)))),
+        Scenario("union-failed", (Run((2, 0), fail="a.partitions(0, 2)"), Run((4, 2)))),
         Scenario(
-            "union-killed-in-the-second-batch",
-            (Run((2, 4), hold="b.partitions(2, 4)"), Run((4, 4))),
+            "union-failed-in-the-second-batch",
+            (Run((2, 4), fail="b.partitions(2, 4)"), Run((4, 4))),
         ),
         *(
-            Scenario(f"killed-{step}", (Run(hold=call), _ONCE_MORE), quick=step in _QUICK)
+            Scenario(f"failed-{step}", (Run(fail=call), _ONCE_MORE), quick=step in _QUICK)
             for step, call in _STEPS.items()
         ),
-        *(
-            Scenario(
-                f"failed-{step}", (Run(fail=call.split(" -> ")[0]), _ONCE_MORE), quick=step == "reading-0"
-            )
-            for step, call in _STEPS.items()
-            if "sink" not in call and "before-offsets" not in step
+        Scenario(
+            "failed-in-the-first-batch-without-data",
+            (Run(late=True, fail="a.partitions(0, 0)"), Run(late=True)),
         ),
         Scenario(
-            "killed-in-the-first-batch-without-data",
-            (Run(late=True, hold="a.partitions(0, 0)"), Run(late=True)),
+            "failed-after-the-first-batch-without-data",
+            (Run(late=True, fail="a.partitions(0, 2)"), _ONCE_MORE),
         ),
         Scenario(
-            "killed-after-the-first-batch-without-data",
-            (Run(late=True, hold="a.partitions(0, 2)"), _ONCE_MORE),
-        ),
-        Scenario(
-            "killed-twice-in-the-first-batch",
+            "failed-twice-in-the-first-batch",
             (
-                Run(hold="a.partitions(0, 2)"),
-                Run(hold="a.read(0-2)"),
+                Run(fail="a.partitions(0, 2)"),
+                Run(fail="a.read(0-2)"),
                 _ONCE_MORE,
             ),
         ),
         Scenario(
-            "killed-in-the-first-batch-of-a-source-that-begins-elsewhere-now",
-            (Run(hold="a.partitions(0, 2)"), Run(last=(6,), first=1)),
+            "failed-in-the-first-batch-of-a-source-that-begins-elsewhere-now",
+            (Run(fail="a.partitions(0, 2)"), Run(last=(6,), first=1)),
         ),
         Scenario(
-            "killed-twice-in-the-second-batch",
+            "failed-twice-in-the-second-batch",
             (
-                Run(hold="a.partitions(2, 4)"),
-                Run(hold="sink.commit(1, [2, 3])"),
+                Run(fail="a.partitions(2, 4)"),
+                Run(fail="sink.commit(1, [2, 3])"),
                 _ONCE_MORE,
             ),
         ),
         Scenario(
-            "available-now-killed",
-            (Run(hold="a.partitions(0, 2)", trigger=_NOW), Run((6,), trigger=_NOW)),
+            "available-now-failed",
+            (Run(fail="a.partitions(0, 2)", trigger=_NOW), Run((6,), trigger=_NOW)),
         ),
         Scenario(
-            "available-now-killed-in-the-second-batch",
-            (Run(hold="a.partitions(2, 4)", trigger=_NOW), Run((6,), trigger=_NOW)),
+            "available-now-failed-in-the-second-batch",
+            (Run(fail="a.partitions(2, 4)", trigger=_NOW), Run((6,), trigger=_NOW)),
         ),
     )
 }

@@ -1,8 +1,7 @@
 """The text of a trace: one line for each call, without what depends on timing.
 
-A line is ``a.latestOffset(0, ReadMaxRows) -> 2``: source, call, arguments and answer. A call that a kill interrupts has
-``killed`` for its answer. Before the first call that finds it, a line ``offsets/0`` or ``commits/0`` says what is in
-the checkpoint now.
+A line is ``a.latestOffset(0, ReadMaxRows) -> 2``: source, call, arguments and answer. Before the first call that finds
+it, a line ``offsets/0`` or ``commits/0`` says what is in the checkpoint now.
 
 Spark asks an idle source over and over: of calls that repeat, the text has one round.
 """
@@ -14,16 +13,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyspark
-
 from tests.spark_calls.reader import numbers_written
-from tests.support import DATA
 
-__all__ = ["MINOR", "Trace", "golden", "golden_versions", "write_golden"]
+__all__ = ["Trace"]
 
-# Of PySpark: the version that a golden trace is for.
-MINOR = ".".join(pyspark.__version__.split(".")[:2])
-_GOLDEN = DATA / "spark_calls"
 # A union of two sources has rounds of this many calls.
 _LONGEST_ROUND = 8
 
@@ -39,9 +32,6 @@ class Trace:
         return (
             [json.loads(line) for line in self.path.read_bytes().splitlines()] if self.path.exists() else []
         )
-
-    def held(self) -> bool:
-        return any("held" in entry for entry in self.entries())
 
     def idle(self, last: tuple[int, ...]) -> bool:
         """Whether each source has been asked twice for what follows its data, since the newest batch."""
@@ -69,8 +59,7 @@ class Trace:
             if not in_task:
                 # One process makes all calls to a source, for as long as the query runs.
                 assert runners.setdefault(entry["source"], entry["pid"]) == entry["pid"], entry
-            # A task may outlive the JVM for a moment; the text does not say whether it did.
-            lines.append(f"{call} {answers.get(entry['key'], '' if in_task else 'killed')}".rstrip())
+            lines.append(f"{call} {answers[entry['key']]}".rstrip())
         lines += _written_since(written, numbers_written(self._checkpoint))
         if end == "stopped":
             # Of two sources one may be stopped while the other still answers.
@@ -121,20 +110,3 @@ def _without_cut_round(lines: list[str]) -> list[str]:
             ):
                 return polls[:-cut] + stops
     return lines
-
-
-def golden(version: str) -> dict[str, list[list[str]]]:
-    """The traces that were recorded on a minor version of PySpark: of each scenario, the lines of each run."""
-    traces: dict[str, list[list[str]]] = json.loads((_GOLDEN / f"{version}.json").read_text())
-    return traces
-
-
-def golden_versions() -> list[str]:
-    return sorted(path.stem for path in _GOLDEN.glob("*.json"))
-
-
-def write_golden(traces: dict[str, list[list[str]]]) -> Path:
-    _GOLDEN.mkdir(exist_ok=True)
-    path = _GOLDEN / f"{MINOR}.json"
-    path.write_text(json.dumps(traces, indent=1) + "\n")
-    return path

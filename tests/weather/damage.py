@@ -13,7 +13,6 @@ import os
 import random
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,16 +24,14 @@ __all__ = [
     "KINDS",
     "KNOWN_HOLES",
     "VICTIMS",
-    "Copies",
     "Damage",
     "do",
     "find",
-    "has_hole",
     "pick",
     "read_log",
 ]
 
-KINDS = ("flip", "cut", "empty", "delete", "restore")
+KINDS = ("flip", "cut", "empty", "delete")
 
 _SUBSCRIBER = "readers/subscriber.*.json"
 # Files of each victim, below the directory of a log; in the weather that of a bucket has the same names.
@@ -52,29 +49,17 @@ VICTIMS: Mapping[str, tuple[str, ...]] = {
     "log.json": ("log.json",),
 }
 
-# A record is known from its file alone; a log of its older versions would be needed.
-_LAST = "its place is in no other file"
-# The newest chunk is known from the file alone.
-_ALONE = "only a reader that has read further would know of it"
 # Damage that the package does not notice, as "kind victim". The drawn weather leaves it out.
 KNOWN_HOLES: Mapping[str, str] = {
-    "delete subscriber": f"a durable subscriber whose record is lost begins again, as new; {_LAST}",
-    "restore subscriber": f"an older record of a durable subscriber sends ids twice; {_LAST}",
-    "delete newest chunk": f"a lost newest chunk that no query has read is not missed; {_ALONE}",
+    "delete subscriber": "a durable subscriber whose record is lost begins again, as new: no other file knows of it",
+    "delete newest chunk": "a lost newest chunk is missed only by a reader that has read further",
 }
 
-# Files of which there are older copies; a chunk, a head and ``log.json`` never change.
-_CHANGING = ("position", "subscriber")
 _CHUNK = re.compile(r"(?:[0-9]{20}-)?([0-9]{20})\.arrow")
 # At the end of an Arrow file: the length of the footer, and the magic.
 _LENGTH_BYTES, _MAGIC_BYTES = 4, 6
 # What a message begins with, and the name of the facts among the metadata of a batch, which have the state.
 _CONTINUATION, _FACTS_KEY = b"\xff" * 4, b"\5\0\0\0chunk\0"
-
-
-def has_hole(kind: str, victim: str) -> bool:
-    """Whether the drawn weather leaves a damage out, because of a known hole or because there is none."""
-    return (kind == "restore" and victim not in _CHANGING) or f"{kind} {victim}" in KNOWN_HOLES
 
 
 class Damage(NamedTuple):
@@ -133,25 +118,6 @@ class Damage(NamedTuple):
         return re.search(rf"\b{self.first}\b", message) is not None
 
 
-class Copies:
-    """Older copies of the small files of a log."""
-
-    def __init__(self) -> None:
-        self._content: dict[Path, bytes] = {}
-
-    def take(self, root: Path) -> None:
-        """Copy the files below a root that have no copy yet."""
-        for path in (
-            path for victim in _CHANGING for path in find(root, victim) if path not in self._content
-        ):
-            with suppress(FileNotFoundError):  # deleted by its process
-                self._content[path] = path.read_bytes()
-
-    def of(self, path: Path) -> bytes | None:
-        """The older content of a file, or None."""
-        return self._content.get(path)
-
-
 def find(root: Path, victim: str) -> list[Path]:
     """The files of a victim below a root, in the order of their names."""
     found = {path for glob in VICTIMS[victim] for path in root.glob(glob)}
@@ -176,19 +142,10 @@ def pick(root: Path, kind: str, victim: str, chance: random.Random) -> Path | No
     return found[-1] if chance.random() < 0.5 else chance.choice(found)
 
 
-def do(
-    kind: str, victim: str, path: Path, chance: random.Random, older: bytes | None = None
-) -> Damage | None:
-    """Damage a file in place.
-
-    Args:
-        older: For ``restore``: the content that the file had some time ago.
-
-    Returns:
-        None if there is nothing to damage: the file is empty, or there is no older content.
-    """
+def do(kind: str, victim: str, path: Path, chance: random.Random) -> Damage | None:
+    """Damage a file in place. Returns None if there is nothing to damage: the file is empty."""
     before = path.read_bytes()
-    if not before or (kind == "restore" and older in (None, before)):
+    if not before:
         return None
     place, after = "", None
     match kind:
@@ -201,8 +158,6 @@ def do(
             after = b""
         case "delete":
             after = None
-        case "restore":
-            after = older
         case _:
             raise ValueError(kind)
     if after is None:

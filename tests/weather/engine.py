@@ -1,7 +1,7 @@
 """Spark's micro-batch engine reduced to its order of steps, around the real readers and writers of the package.
 
 ``Query`` calls its sources and writes its checkpoint in the order in which Spark's MicroBatchExecution does.
-``tests/test_spark_calls.py`` proves that against calls that were recorded on Spark. Killed anywhere and started again
+``tests/test_spark_calls.py`` compares it with Spark. Killed anywhere and started again
 it goes on as Spark does. ``Source`` is the query that the weather machine runs: one ZeroMQ source, and an idempotent
 sink of files. ``sink_batch`` does what Spark does with one batch of a stream writer.
 """
@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ from unittest import mock
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from zmq_datasource.host import failpoints
@@ -33,25 +32,12 @@ from zmq_datasource.spark.stream_reader import ZmqStreamReader
 from zmq_datasource.spark.write_commit import commit_batch
 from zmq_datasource.spark.write_task import run_task
 
-__all__ = ["Query", "Source", "Trigger", "read_end", "read_output", "sink_batch", "write_rows"]
+__all__ = ["Query", "Source", "read_end", "read_output", "sink_batch", "write_rows"]
 
 # A directory that an executor looks for in vain.
 _ELSEWHERE = DirectoryStore("/nowhere/zmq_datasource")
 # spark.sql.streaming.pollingDelay
 _POLLING_SECONDS = 0.01
-
-
-@dataclass(frozen=True)
-class Trigger:
-    """When a query looks for new data: at once, every ``interval`` seconds, or until all that is there now is read.
-
-    Attributes:
-        once: One batch with all that is there, and no limit.
-    """
-
-    interval: float = 0.0
-    available_now: bool = False
-    once: bool = False
 
 
 class Query:
@@ -62,6 +48,7 @@ class Query:
             pickled for the tasks.
         sink: Gets the number of each batch and what the tasks have read, one partition after the other; for one
             number it may be called again, with the same.
+        available_now: Whether it ends when all that is there now is read.
     """
 
     def __init__(
@@ -69,12 +56,12 @@ class Query:
         directory: Path,
         make: Sequence[Callable[[], DataSourceStreamReader]],
         sink: Callable[[int, list[Any]], None],
-        trigger: Trigger | None = None,
+        available_now: bool = False,
     ) -> None:
         self._offsets, self._commits = directory / "offsets", directory / "commits"
         for made in (self._offsets, self._commits):
             made.mkdir(parents=True, exist_ok=True)
-        self._make, self._sink, self._trigger = make, sink, trigger or Trigger()
+        self._make, self._sink, self._available_now = make, sink, available_now
         self._readers: list[DataSourceStreamReader] = []
         self._number = 0
         # Of each source, as JSON text, which is what Spark compares: where the last batch that is done ends; None
@@ -84,40 +71,44 @@ class Query:
         self._planned: list[str] | None = None
 
     def run(self, stopped: Callable[[], bool]) -> None:
-        """Batch after batch, until the trigger ends the query or ``stopped`` says so."""
+        """Batch after batch, until all is read that was there, or ``stopped`` says so."""
         self._readers = [make() for make in self._make]
         try:
             limits = [self._limit(reader) for reader in self._readers]
             self._recover()
             while not stopped():
-                began = time.monotonic()
-                has_run = self._run_trigger(limits)
-                if self._trigger.once or (self._trigger.available_now and not has_run):
+                if self._run_trigger(limits):
+                    continue
+                if self._available_now:
                     return
-                self._wait(began, has_run, stopped)
+                time.sleep(_POLLING_SECONDS)
         finally:
             for reader in self._readers:
                 reader.stop()
 
     def _limit(self, reader: DataSourceStreamReader) -> Any:
-        if self._trigger.available_now:
+        if self._available_now:
             assert isinstance(reader, SupportsTriggerAvailableNow)
             reader.prepareForTriggerAvailableNow()
-        limit = reader.getDefaultReadLimit()
-        return ReadAllAvailable() if self._trigger.once else limit
+        return reader.getDefaultReadLimit()
 
     def _recover(self) -> None:
         """Find out which batch is the next; the last one is repeated if it is not done."""
         planned = _newest(self._offsets)
         if planned is None:
             return
-        ends = _read_offsets(self._offsets / str(planned))
+        ends = self._read_ends(planned)
         if (self._commits / str(planned)).exists():
-            self._number, self._done = planned + 1, list(ends)
+            self._number, self._done = planned + 1, ends
             return
-        self._number, self._planned = planned, ends
+        self._number, self._planned = planned, [end or "" for end in ends]
         if planned > 0:
-            self._done = list(_read_offsets(self._offsets / str(planned - 1)))
+            self._done = self._read_ends(planned - 1)
+
+    def _read_ends(self, batch: int) -> list[str | None]:
+        """Where a batch ends in each source; None in one that has joined the query since, as named sources may."""
+        ends = _read_offsets(self._offsets / str(batch))
+        return [*ends, *[None] * (len(self._readers) - len(ends))]
 
     def _run_trigger(self, limits: list[Any]) -> bool:
         """Plan a batch if there is something new, and run it; whether there was one."""
@@ -168,14 +159,6 @@ class Query:
         """A partition as its task gets it."""
         return partition
 
-    def _wait(self, began: float, has_run: bool, stopped: Callable[[], bool]) -> None:
-        if not self._trigger.interval:
-            if not has_run:
-                time.sleep(_POLLING_SECONDS)
-            return
-        while time.monotonic() < began + self._trigger.interval and not stopped():
-            time.sleep(_POLLING_SECONDS)
-
 
 class Source(Query):
     """One streaming query from a ZeroMQ source into files: a reader, a checkpoint and a sink, below ``directory``.
@@ -190,7 +173,6 @@ class Source(Query):
         options: Mapping[str, str],
         *,
         sees_log: bool = True,
-        trigger: Trigger | None = None,
     ) -> None:
         self._sees_log = sees_log
         parsed = parse(StreamReadOptions, options)
@@ -202,7 +184,7 @@ class Source(Query):
             )
 
         (directory / "out").mkdir(parents=True, exist_ok=True)
-        super().__init__(directory, [lambda: ZmqStreamReader(parsed)], write, trigger)
+        super().__init__(directory, [lambda: ZmqStreamReader(parsed)], write)
 
     def on_executor(self, partition: InputPartition) -> InputPartition:
         if not self._sees_log:

@@ -23,15 +23,13 @@ from tests.weather.faults import lose_power
 from zmq_datasource.host import failpoints
 
 __all__ = [
-    "LATE_COMMITS",
     "POINTS",
     "Count",
-    "Drawn",
+    "Event",
     "Page",
     "Point",
     "Strike",
     "add_up",
-    "draw_first",
     "draw_strikes",
     "table",
 ]
@@ -43,13 +41,12 @@ class Point(NamedTuple):
     Attributes:
         fails: Whether the step there may meet an error of the disk, so that EIO may be raised.
         opens: Whether a process is there only while it opens a log. A strike ends the process first, and waits for it.
-        creates: Whether a process is there only while it makes a log. A strike is armed before its first start.
-        weight: How often it is drawn, compared with others. More where a strike leads to places that are rarely met.
+        weight: How often it is drawn, compared with others. More where a strike leads to places that are rarely met,
+            and 0 where a process is only while it makes a log.
     """
 
     fails: bool = False
     opens: bool = False
-    creates: bool = False
     weight: int = 1
 
 
@@ -79,8 +76,8 @@ POINTS: Mapping[str, Point] = {
     "log.chunk.before_put": Point(weight=4),
     "log.head.after_put": _STEP,
     "log.head.before_put": _STEP,
-    "log.identity.after_put": Point(creates=True),
-    "log.identity.before_put": Point(creates=True),
+    "log.identity.after_put": Point(weight=0),
+    "log.identity.before_put": Point(weight=0),
     "log.merge.after_delete": _STEP,
     "log.merge.after_put": _STEP,
     "log.merge.before_delete": _STEP,
@@ -124,9 +121,6 @@ POINTS: Mapping[str, Point] = {
     "weather.offsets.after_write": _STEP,
     "weather.output.before_write": _STEP,
 }
-# A COMMIT that a middlebox holds, so that it is met again in the next transaction: on the same connection, or on one
-# that its sender has lost and replaced.
-LATE_COMMITS = ("late-commit", "late-commit-of-a-lost-connection")
 
 _KILL_ACTS, _ACTS = ("kill", "power"), ("kill", "power", "stall", "eio")
 _NAMES = tuple(POINTS)
@@ -137,8 +131,6 @@ _COUNT = struct.Struct("<II")
 _KILLS_AT = _ARMED.size
 _COUNTS_AT = _KILLS_AT + _KILLS.size
 _STALL_SECONDS, _AWAY_SECONDS = (0.1, 3.0), (0.0, 1.5)
-# On a connection that lives on, the sender has asked again by then, and two of them arrive.
-_LATE_SECONDS = dict(zip(LATE_COMMITS, ((2.2, 3.5), (0.3, 3.5)), strict=True))
 _STRIKES = (0, 1, 2, 3, 4)
 
 
@@ -245,8 +237,8 @@ class Page:
             raise OSError(errno.EIO, f"{os.strerror(errno.EIO)} (failpoint {name})")
 
 
-class Drawn(NamedTuple):
-    """A strike that was drawn: when it is armed, in seconds, at which process, and how long it lasts."""
+class Event(NamedTuple):
+    """Some weather: when it begins, in seconds, what it is, whom it meets, and how long it lasts."""
 
     at: float
     kind: str
@@ -254,41 +246,34 @@ class Drawn(NamedTuple):
     seconds: float
     strike: Strike | None = None
 
+    def __str__(self) -> str:
+        lasts = f" {self.seconds:.1f} s" if self.seconds else ""
+        if self.strike is not None:
+            return f"{self.strike} of {self.target}{lasts}, armed at {self.at:.1f}"
+        return f"{self.kind} {self.target}{lasts} at {self.at:.1f}"
+
 
 def draw_strikes(
     seed: int,
     reachable: Sequence[tuple[str, str]],
-    wires: Sequence[str],
     lose_power: Sequence[str],
     seconds: float,
     least: int = 0,
-) -> Iterator[Drawn]:
+) -> Iterator[Event]:
     """The strikes of a seed, none to four: at each reachable (process, failpoint) as likely, by their weights.
 
     Args:
-        wires: Middleboxes that transactions go through.
         lose_power: Processes whose disk may lose what was not forced to it.
         least: How many there are at least.
     """
     chance = random.Random(f"failpoints {seed}")
     weights = [float(POINTS[name].weight) for _, name in reachable]
-    # One in three is a late COMMIT, where there are transactions.
     for _ in range(max(chance.choice(_STRIKES), least) if reachable else 0):
         at = chance.uniform(0.1, seconds)
-        if wires and chance.random() < 1 / 3:
-            kind = chance.choice(LATE_COMMITS)
-            low, high = _LATE_SECONDS[kind]
-            yield Drawn(at, kind, chance.choice(wires), chance.uniform(low, high))
-            continue
         target, name = chance.choices(reachable, weights)[0]
         strike = _strike(chance, name, target in lose_power)
         low, high = _STALL_SECONDS if strike.act == "stall" else _AWAY_SECONDS
-        yield Drawn(at, "failpoint", target, chance.uniform(low, high), strike)
-
-
-def draw_first(chance: random.Random) -> Strike:
-    """A strike at a process that makes a log."""
-    return _strike(chance, chance.choice([name for name in _NAMES if POINTS[name].creates]), False)
+        yield Event(at, "failpoint", target, chance.uniform(low, high), strike)
 
 
 def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:
@@ -298,15 +283,13 @@ def _strike(chance: random.Random, name: str, may_lose_power: bool) -> Strike:
         acts += ["power", "power"]
     if point.fails:
         acts += ["eio"]
-    once = point.opens or point.creates
-    return Strike(name, 1 if once else chance.choice((1, 1, 1, 1, 2, 4)), chance.choice(acts))
+    return Strike(name, 1 if point.opens else chance.choice((1, 1, 1, 1, 2, 4)), chance.choice(acts))
 
 
 def add_up(runs: Sequence[Mapping[str, Count]]) -> dict[str, Count]:
     """The counts of several runs."""
-    names = [*_NAMES, *LATE_COMMITS]
     return {
-        name: Count(*map(sum, zip(*(run.get(name, Count()) for run in runs), strict=True))) for name in names
+        name: Count(*map(sum, zip(*(run.get(name, Count()) for run in runs), strict=True))) for name in _NAMES
     }
 
 

@@ -24,8 +24,7 @@ __all__ = ["DISK_FAULTS", "SLOW_SECONDS", "STORE_FAULTS", "Faults", "install", "
 
 # Of a bucket: each change is refused, each request takes long, each change is done and its answer is lost.
 STORE_FAULTS = ("read-only", "slow-store", "lost-answer")
-# ``lie``: what is forced to the disk is not.
-DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", "lie", *STORE_FAULTS)
+DISK_FAULTS = ("none", "enospc", "eio", "emfile", "slow", *STORE_FAULTS)
 _PAGE = struct.Struct("<Bd")
 SLOW_SECONDS = 0.4
 
@@ -156,8 +155,6 @@ def _install_contents(disk: _Disk) -> None:
         path = _path_of(number)
         if disk.has(path + os.sep):
             disk.meet("fsync", path)
-            if disk.faults.disk == "lie":
-                return
             disk.note("forced", path, os.fstat(number).st_size)
         real_fsync(descriptor)
 

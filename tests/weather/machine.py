@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import psutil
 
 from tests.support import REPOSITORY, free_endpoint
 from tests.support.middlebox import Middlebox
-from tests.weather.damage import KINDS, Copies, Damage, do, has_hole, pick, read_log
-from tests.weather.failpoints import LATE_COMMITS, POINTS, Count, Page, Strike, draw_first
+from tests.weather.damage import KINDS, KNOWN_HOLES, Damage, do, pick, read_log
+from tests.weather.failpoints import POINTS, Count, Event, Page
 from tests.weather.faults import DISK_FAULTS, STORE_FAULTS, Faults, lose_power
 from zmq_datasource.errors import ZmqDataSourceError
 from zmq_datasource.log.files import MOUNT_AGAIN
@@ -30,10 +30,8 @@ from zmq_datasource.log.files import MOUNT_AGAIN
 __all__ = [
     "ARMED",
     "BrokenPromiseError",
-    "Event",
     "Process",
     "RefusedError",
-    "Trouble",
     "World",
     "draw",
     "draw_damage",
@@ -44,20 +42,14 @@ _MOST_BYTES = 700 << 20
 # How long the load and the queries may take to be through once the weather is fair.
 SETTLE_SECONDS = 90.0
 _END_SECONDS = 60.0
-# What an error says that leaves somebody with a damaged log something to do.
 # How long after an error that its topology explains a process is started again.
 _EXPLAINED_SECONDS = 0.3
 # How often a process may refuse a log whose damage is restored each time.
 _MOST_REFUSALS = 3
-_WAYS_OUT = ("failOnDataLoss", "checkpoint", "walLocation")
 # Lets a process that is started have failpoints.
 ARMED = Path(__file__).parent / "armed"
-# The frame that a COMMIT begins with, and its flags and length on the wire. (docs/protocol.md)
-_COMMIT = re.compile(rb"\x01\x05ZDS.M", re.DOTALL)
 # How Python names an error of the package at the end of its traceback; some are defined beside what raises them.
 _ERROR = re.compile(r"zmq_datasource\.[\w.]+Error: ")
-# What makes a log, and how often a strike is armed before its first start.
-_MAKERS, _FIRST_CHANCE = ("source", "machine", "receive"), 0.15
 _OPENING_SECONDS = 0.2
 # How often deleted files are restored that a process waits for.
 _RESTORING_SECONDS = 2.0
@@ -70,23 +62,7 @@ class BrokenPromiseError(AssertionError):
 
 
 class RefusedError(Exception):
-    """A program found out that its disk had lied, and ended with an error that says what to do."""
-
-
-class Event(NamedTuple):
-    """Some weather: when it begins, in seconds, what it is, whom it meets, and how long it lasts."""
-
-    at: float
-    kind: str
-    target: str
-    seconds: float
-    strike: Strike | None = None
-
-    def __str__(self) -> str:
-        lasts = f" {self.seconds:.1f} s" if self.seconds else ""
-        if self.strike is not None:
-            return f"{self.strike} of {self.target}{lasts}, armed at {self.at:.1f}"
-        return f"{self.kind} {self.target}{lasts} at {self.at:.1f}"
+    """A program goes on refusing a log: what only a damaged position held is deleted."""
 
 
 class Process:
@@ -209,11 +185,6 @@ class Process:
         last = lines[-1] if lines else ""
         return last if _ERROR.match(last) else ""
 
-    def refusal(self) -> str:
-        """The same, if it names a way out."""
-        last = self.last_error()
-        return last if any(way in last for way in _WAYS_OUT) else ""
-
     def last_lines(self, count: int = 8) -> str:
         lines = (self._world.directory / f"{self.name}.log").read_text(errors="replace").splitlines()
         return "\n".join(f"    {self.name}: {line}" for line in lines[-count:])
@@ -226,17 +197,6 @@ class _gone_is_fine:  # noqa: N801 - reads as what it is
         return kind is not None and issubclass(kind, psutil.NoSuchProcess)
 
 
-class Trouble(Protocol):
-    """Weather that a topology makes itself."""
-
-    def begin(self, kind: str) -> None: ...
-
-    def end(self, kind: str) -> None: ...
-
-    def explains(self, error: str) -> bool:
-        """Whether a process may end with this error of the package, and is started again."""
-
-
 class World:
     """What a topology is built in; use it in a ``with`` block.
 
@@ -245,21 +205,18 @@ class World:
         events: The weather that was drawn; what is lossy is known from it.
         retention: How long logs keep what is committed. Only ``clock-days-ahead`` is ahead by more.
         extras: Draws options of the topology by which it reaches more failpoints.
-        strikes_first: Whether a process may be struck at a failpoint when it first makes its log.
         at_rest: What may be damaged at rest, and which of its kinds; see ``may_be_damaged``.
         damages: The damage that was done to files.
         refusals: The errors of processes that found a damage, or what their topology explains.
-        troubles: What a topology has of weather of its own, by target.
+        explains: Whether a process may end with this error of the package, and is started again.
     """
 
-    strikes_first = True
     retention = "1d"
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.random = random.Random(f"world {seed}")
         self.extras = random.Random(f"extras {seed}")
-        self._first = random.Random(f"first {seed}")
         self._struck: dict[str, Event] = {}  # what was armed last, by process
         self.processes: dict[str, Process] = {}
         self.boxes: dict[str, Middlebox] = {}
@@ -269,9 +226,8 @@ class World:
         self._stopped: set[str] = set()
         self.at_rest: list[tuple[str, str]] = []
         self.refusals: list[str] = []
-        self.troubles: dict[str, Trouble] = {}
+        self.explains: Callable[[str], bool] = lambda _: False
         self._rests: dict[str, Path] = {}
-        self._copies = Copies()
         self.damages: list[Damage] = []
         self._refused: Counter[str] = Counter()
         self._again: list[tuple[float, str]] = []
@@ -297,10 +253,6 @@ class World:
         return box.endpoint
 
     def process(self, name: str, role: str, disk: Path | None = None, /, **settings: Any) -> Process:
-        if role in _MAKERS and self.strikes_first and self._first.random() < _FIRST_CHANCE:
-            event = Event(0.0, "failpoint", name, _OPENING_SECONDS, draw_first(self._first))
-            self.events.append(event)
-            self._arm(Page(self.directory / f"{name}.failpoints"), event)
         self.processes[name] = process = Process(
             self, name, role, disk or self.directory / "nowhere", settings
         )
@@ -319,7 +271,7 @@ class World:
         for victim in victims:
             for target in (f"{name}/{victim}", victim):
                 self._rests[target] = root
-                self.at_rest += [(kind, target) for kind in KINDS if not has_hole(kind, victim)]
+                self.at_rest += [(kind, target) for kind in KINDS if f"{kind} {victim}" not in KNOWN_HOLES]
 
     def lossy(self, *kinds: str) -> bool:
         """Whether some weather of these kinds was drawn, as ``kind target``.
@@ -339,11 +291,6 @@ class World:
             yield "kill"
         if self.processes[event.target].page.struck(event.strike.name):
             yield event.strike.like
-
-    @property
-    def lied_to(self) -> set[str]:
-        """Whose disk was drawn to lie: nothing that it forced to the disk need be there."""
-        return {e.target for e in self.events if e.kind == "lying-disk"}
 
     def discarded(self, value: str) -> bool:
         """Whether a middlebox has lost a message of this one short frame after its sender had left in good order.
@@ -377,13 +324,9 @@ class World:
             self._look(0.05)
 
     def _begin(self, event: Event) -> None:
-        for root in self._rests.values():
-            self._copies.take(root)
         match event.kind:
             case damage if damage in KINDS:
                 self._damage(event)
-            case trouble if event.target in self.troubles:
-                self.troubles[event.target].begin(trouble)
             case "kill" | "power":
                 self._kill(event.target, event.seconds, power=event.kind == "power")
             case "stop":
@@ -391,8 +334,6 @@ class World:
                 self._stopped.add(event.target)
             case fault if fault in DISK_FAULTS:
                 self.processes[event.target].faults.disk = fault
-            case "lying-disk":
-                self.processes[event.target].faults.disk = "lie"
             case "clock-back":
                 self.processes[event.target].faults.clock = -3600.0
             case "clock-ahead":
@@ -416,21 +357,14 @@ class World:
                 if POINTS[event.strike.name].opens:
                     self._kill(event.target, _OPENING_SECONDS, power=False)
                 self._arm(self.processes[event.target].page, event)
-            case kind if kind in LATE_COMMITS:
-                self.boxes[event.target].hold_back(_COMMIT, event.seconds, loses=kind == LATE_COMMITS[1])
             case _:
                 raise ValueError(event)
 
     def _end(self, event: Event) -> None:
         match event.kind:
-            case trouble if event.target in self.troubles:
-                self.troubles[event.target].end(trouble)
             case "stop":
                 self._resume(event.target)
             case fault if fault in DISK_FAULTS:
-                self.processes[event.target].faults.disk = "none"
-            case "lying-disk":  # found out when the power is lost
-                self._kill(event.target, 0.5, power=True)
                 self.processes[event.target].faults.disk = "none"
             case "delay":
                 self.boxes[event.target].delay = 0.0
@@ -456,17 +390,12 @@ class World:
     def counts(self) -> dict[str, Count]:
         """How often each failpoint was reached so far, was to be struck at, and was."""
         armed = [e.strike.name if e.strike else e.kind for e in self.events]
-        counts = {name: Count(0, armed.count(name), 0) for name in (*POINTS, *LATE_COMMITS)}
+        counts = {name: Count(0, armed.count(name), 0) for name in POINTS}
         for page in [process.page for process in self.processes.values()]:
             for name, (reached, struck) in page.counts().items():
                 before = counts[name]
                 counts[name] = before._replace(
                     reached=before.reached + reached, struck=before.struck + struck
-                )
-        for box in self.boxes.values():
-            for name, held in zip(LATE_COMMITS, box.held_back, strict=True):
-                counts[name] = counts[name]._replace(
-                    reached=counts[name].reached + held, struck=counts[name].struck + held
                 )
         return counts
 
@@ -479,7 +408,7 @@ class World:
         if path is None:
             return
         try:
-            damage = do(event.kind, victim, path, self.random, self._copies.of(path))
+            damage = do(event.kind, victim, path, self.random)
         except FileNotFoundError:  # deleted by its process meanwhile
             return
         if damage is not None:
@@ -560,12 +489,10 @@ class World:
                 assert event.strike is not None
                 self._kill(name, event.seconds, power=event.strike.act == "power")
             if not process.alive and not process.killed and process.popen.returncode != 0:
-                if self.lied_to and (refusal := process.refusal()):
-                    raise RefusedError(f"{name}: {refusal}")
                 if self.damages and self._find_refusal(name):
                     continue
                 error = process.last_error()
-                if any(trouble.explains(error) for trouble in self.troubles.values()):
+                if self.explains(error):
                     self.refusals.append(f"{name}: {error}")
                     self._kill(name, _EXPLAINED_SECONDS, power=False)
                     continue
@@ -627,7 +554,6 @@ _DAMAGE_CHANCE, _FIRST_DAMAGE = 0.25, 1.0
 _LENGTHS = {
     "kill": (0.0, 1.5),
     "power": (0.0, 1.5),
-    "lying-disk": (0.5, 3.0),
     "stop": (0.2, 4.0),
     "enospc": (0.2, 3.0),
     "eio": (0.2, 3.0),
@@ -637,7 +563,7 @@ _LENGTHS = {
     "throttle": (0.5, 3.0),
     "half-open": (0.5, 4.0),
     "black-hole": (0.3, 4.0),
-    **dict.fromkeys(("moved", "unmounted", "emptied", *STORE_FAULTS), (0.5, 3.0)),
+    **dict.fromkeys(STORE_FAULTS, (0.5, 3.0)),
 }
 
 

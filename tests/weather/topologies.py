@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import zmq
 from pyarrow import parquet
 
 from tests.support import log_rows
@@ -29,14 +26,13 @@ from zmq_datasource.log.reader import read_index
 from zmq_datasource.log.state import read_saved_state, sections_of
 from zmq_datasource.log.storage import LogStorage
 from zmq_datasource.options.types import Location
-from zmq_datasource.source.facts import read_gaps, saved_sequences
+from zmq_datasource.source.facts import saved_sequences
 
 __all__ = ["TOPOLOGIES", "Topology"]
 
 _NETWORK = ("delay", "throttle", "reset", "reset-after", "half-open", "black-hole")
 _DISK = ("enospc", "eio", "emfile", "slow")
 _PROCESS = ("kill", "stop")
-_POWER = ("power", "lying-disk")
 _CLOCK = ("clock-back", "clock-ahead", "clock-days-ahead")
 # Failpoints, by what a process does.
 _FILES_PUT = (
@@ -67,10 +63,6 @@ _STAGES = (
 _JOURNALS = ("log.recovery", *_FILES_PUT, *_FILES_REPLACED, "log.position")
 # Of the victims of damage at rest, those that every log has.
 _FILES = ("chunk", "merged", "state", "position", "head", "log.json")
-# The path is missing; an empty directory is in its place, as at a mount point; the directories have no files.
-_AWAY = ("moved", "unmounted", "emptied")
-# How long after the store is back a query may end with an error about it.
-_AFTER_SECONDS = 15.0
 # Longer than walFlushInterval.
 _QUIET_SECONDS = 2.5
 
@@ -81,7 +73,6 @@ class Topology:
     Attributes:
         possible: The weather that there can be, as (kind, target).
         reachable: The failpoints that there are, as (process, name).
-        commits: The middleboxes through which transactions are committed.
         batches, rows, partitions: What a sink sends: batches of so many rows in each partition.
     """
 
@@ -95,7 +86,6 @@ class Topology:
         self.query = world.directory / "query"
         self.possible: list[tuple[str, str]] = []
         self.reachable: list[tuple[str, str]] = []
-        self.commits: tuple[str, ...] = ()
         self.store = ""  # where the log is, if it is in a bucket
 
     def may(self, target: str, *kinds: str) -> None:
@@ -104,9 +94,7 @@ class Topology:
     def reaches(self, process: str, *beginnings: str) -> None:
         """Note that a process reaches the failpoints whose names begin so."""
         self.reachable += [
-            (process, name)
-            for name, point in POINTS.items()
-            if name.startswith(beginnings) and not point.creates
+            (process, name) for name, point in POINTS.items() if name.startswith(beginnings) and point.weight
         ]
 
     def finish(self) -> None:
@@ -120,14 +108,6 @@ class Topology:
             BrokenPromiseError: A promise did not hold.
         """
         raise NotImplementedError
-
-    def check_lied_to(self) -> None:
-        """Judge what holds even where a disk has lied: no id twice, none left out, each once.
-
-        Raises:
-            BrokenPromiseError: It did not hold.
-        """
-        self.output()
 
     def reads(self) -> dict[str, str]:
         """The options of a batch query that reads the log."""
@@ -176,7 +156,7 @@ class Topology:
 
         def is_read(log: LogStorage) -> bool:
             end = read_index(log).durable_end
-            return bool(done == end and (end or self.world.lied_to))
+            return bool(done == end and end)
 
         return self.sees(is_read)
 
@@ -201,12 +181,15 @@ class Topology:
         self.store = location_in(endpoint, "log")
         self.world.process("bucket", "bucket", endpoint=endpoint, root=str(self.world.directory / "bucket"))
         self.world.wait_for(lambda: self.sees(lambda log: not log.chunks()), "the bucket is there", 30)
-        self.world.troubles["store of the log"] = _BucketTroubles(self.world)
+        self.world.explains = lambda error: "@bucket/log" in error and self.bucket_has_weather()
         self.may("bucket", *_PROCESS, *STORE_FAULTS)
         wires = [f"bucket-{machine}" for machine in machines]
         for wire in wires:
             self.may(wire, *_NETWORK)
         return [location_in(self.world.middlebox(wire, endpoint), "log") for wire in wires]
+
+    def bucket_has_weather(self) -> bool:
+        return any(event.target.startswith("bucket") for event in self.world.events)
 
     def sink(self, seconds: float, **options: str) -> None:
         """Start a sink, whose last batch is about so many seconds after its first."""
@@ -223,22 +206,13 @@ class Topology:
             options={"connectTimeout": "5s", "sendTimeout": "10s", **options},
         )
 
+    def due(self) -> set[str]:
+        """The values that the sink has to send."""
+        sent = itertools.product(range(self.batches), range(self.partitions), range(self.rows))
+        return {f"{batch}:{partition}:{row}" for batch, partition, row in sent}
+
     def ended(self, name: str) -> Callable[[], bool]:
         return lambda: self.world.processes[name].ended
-
-
-class _BucketTroubles:
-    """No weather of its own: a query may end with an error about the bucket if that had weather, and goes on later."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def begin(self, _: str) -> None: ...
-
-    def end(self, _: str) -> None: ...
-
-    def explains(self, error: str) -> bool:
-        return "@bucket/log" in error and any(e.target.startswith("bucket") for e in self._world.events)
 
 
 def _holes(numbers: list[int]) -> str:
@@ -255,28 +229,17 @@ class _SinkToSource(Topology):
         self.world.stop("source")
 
 
-class _Plain(_SinkToSource):
-    """Over plain sockets."""
+class PushPull(_SinkToSource):
+    """PUSH → PULL: nothing is lost as long as no process dies that holds it."""
 
-    kinds: ClassVar[tuple[str, str]]
-    framing: ClassVar[str]
-    reached: tuple[str, ...] = (*_RECEIVES, *_READS)
+    name = "push-pull"
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
         self.noblock = world.random.random() < 0.3
-        self.at = at = world.endpoint()
+        at = world.endpoint()
         before = world.middlebox("wire", at)
-        writes, reads = self.kinds
-        more = {"deduplicate": "true"} if self.framing == "sequenced" else {}
-        self.source(
-            socketType=reads,
-            bind=at,
-            framing=self.framing,
-            walRetention=world.retention,
-            **more,
-            **self.receiving(),
-        )
+        self.source(socketType="PULL", bind=at, walRetention=world.retention)
         # What finds no room is a dead letter, and with a short queue much finds none.
         self.letters = world.directory / "letters" if world.extras.random() < 0.5 else None
         letters = {"deadLetterLocation": str(self.letters), "sendTimeout": "0s", "sndhwm": "10"}
@@ -285,18 +248,14 @@ class _Plain(_SinkToSource):
             "sndhwm": "1000",
             "linger": "10s",
         }
-        options |= {"framing": self.framing, **self.metrics(), **({} if self.letters is None else letters)}
-        self.sink(seconds, socketType=writes, connect=before, **options)
+        options |= {**self.metrics(), **({} if self.letters is None else letters)}
+        self.sink(seconds, socketType="PUSH", connect=before, **options)
         self.may("wire", *_NETWORK)
-        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, "power", *_CLOCK)
         world.may_be_damaged("source", self.files(), *_FILES)
         self.may("sink", *_PROCESS)
-        self.reaches("source", *self.reached)
+        self.reaches("source", *_RECEIVES, *_READS)
         self.reaches("sink", "spark.", *(() if self.letters is None else ("sink.dead_letters",)))
-
-    def receiving(self) -> Mapping[str, str]:
-        """More options of the source."""
-        return {}
 
     def accounts(self) -> list[dict[str, Any]]:
         accounts = [json.loads(line) for line in self.journal.read_text().splitlines()]
@@ -318,13 +277,6 @@ class _Plain(_SinkToSource):
         files = self.letters.glob(f"query=*/batch={batch}/*.parquet")
         return sum(parquet.read_metadata(file).num_rows for file in files)
 
-
-class PushPull(_Plain):
-    """PUSH → PULL: nothing is lost as long as no process dies that holds it."""
-
-    name = "push-pull"
-    kinds, framing = ("PUSH", "PULL"), "plain"
-
     def check(self) -> str:
         accounts, rows = self.accounts(), self.output()
         came = Counter(row[3] for row in rows)
@@ -345,64 +297,6 @@ class PushPull(_Plain):
         return f"{sum(came.values())} rows, {sum(came.values()) - len(came)} of them again"
 
 
-class PubSub(_Plain):
-    """PUB → SUB, numbered: what is missing is known, and nothing comes twice."""
-
-    name = "pub-sub"
-    kinds, framing = ("PUB", "SUB"), "sequenced"
-
-    def __init__(self, world: World, seconds: float) -> None:
-        super().__init__(world, seconds)
-        self._stranger: zmq.Socket[bytes] | None = None
-
-    def receiving(self) -> Mapping[str, str]:
-        if self.world.extras.random() >= 0.4:
-            return {}
-        self.reached = (*_IN_BUCKET, *_READS_BUCKET)
-        return {"walStore": self.in_bucket("source")[0]}
-
-    def load(self) -> None:
-        """A stranger, whose messages do not fit."""
-        if self._stranger is None:
-            self._stranger = self.world.keep(self.world.keep(zmq.Context()).socket(zmq.PUB))
-            self._stranger.setsockopt(zmq.LINGER, 0)
-            self._stranger.setsockopt(zmq.SNDHWM, 0)
-            self._stranger.connect(self.at)
-        self._stranger.send(b"what no publisher sends")
-
-    def finish(self) -> None:
-        def is_read() -> bool:
-            self.load()
-            return any(row[3] is None for row in self.output())
-
-        self.world.wait_for(is_read, "a message that does not fit is a row")
-        assert self._stranger is not None
-        self._stranger.close()
-        super().finish()
-
-    def check(self) -> str:
-        self.accounts()
-        rows = [row for row in self.output() if row[3] is not None]  # the others are the stranger's
-        seen = Counter((row[1], row[2]) for row in rows)
-        doubled = [key for key, count in seen.items() if count > 1]
-        if doubled:
-            raise BrokenPromiseError(f"{doubled[:3]} came twice though deduplicate is on")
-        saved = read_saved_state(self.storage())
-        missing = {
-            (gap["publisher"], number)
-            for gap in read_gaps(saved)
-            for number in range(gap["first"], gap["last"] + 1)
-        }
-        if wrong := sorted(missing & seen.keys()):
-            raise BrokenPromiseError(f"{wrong[:3]} came, and are counted as lost")
-        for publisher in {publisher for publisher, _ in seen}:
-            numbers = [number for p, number in seen if p == publisher]
-            holes = {(publisher, n) for n in range(max(numbers))} - seen.keys()
-            if unknown := sorted(holes - missing):
-                raise BrokenPromiseError(f"{unknown[:3]} never came, and nobody counts them as lost")
-        return f"{len(rows)} rows, {len(missing)} known to be lost"
-
-
 class VllmReplay(Topology):
     """A vLLM publisher with its replay socket: each message once, whatever happens between it and us."""
 
@@ -410,7 +304,6 @@ class VllmReplay(Topology):
 
     def __init__(self, world: World, seconds: float) -> None:
         super().__init__(world, seconds)
-        world.strikes_first = False  # the machine waits here for the source, and cannot start it again
         live, replay = world.endpoint(), world.endpoint()
         sndhwm = world.random.choice((10, 1000))
         self.publisher: Publisher = world.keep(
@@ -433,7 +326,7 @@ class VllmReplay(Topology):
             framing="vllm",
             walRetention=self.world.retention,
         )
-        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, "power", *_CLOCK)
         self.reaches("source", *_RECEIVES, *_READS)
         self.world.may_be_damaged("source", self.files(), *_FILES)
 
@@ -451,7 +344,7 @@ class VllmReplay(Topology):
         def through() -> bool:
             known = len(read_output(self.query)) + len(self.given_up())
             read = all(self.read_through(query) for query in queries)
-            return read and (known >= self.sent or bool(self.world.lied_to))
+            return read and known >= self.sent
 
         self.world.wait_for(through, f"the query has all of {self.sent} messages")
 
@@ -494,74 +387,16 @@ class DealerRouter(_SinkToSource):
         self.source(socketType="ROUTER", bind=at, walRetention=retention, **served)
         self.sink(seconds, socketType="DEALER", connect=world.middlebox("wire", at))
         self.may("wire", *_NETWORK)
-        self.may("source", *_DISK, *_PROCESS, *_POWER, *_CLOCK)
+        self.may("source", *_DISK, *_PROCESS, "power", *_CLOCK)
         world.may_be_damaged("source", self.files(), *_FILES)
         self.may("sink", *_PROCESS)
         self.reaches("source", *_RECEIVES, *_READS, *_ACCEPTS)
         self.reaches("sink", "spark.", *_STAGES)
-        self.commits = ("wire",)
 
     def check(self) -> str:
         came = Counter(row[3] for row in self.output())
-        due = {
-            f"{b}:{p}:{r}"
-            for b in range(self.batches)
-            for p in range(self.partitions)
-            for r in range(self.rows)
-        }
-        _exactly_once(due, came)
+        _exactly_once(self.due(), came)
         return f"{len(came)} rows"
-
-
-class _Directory:
-    """The directory of a log that goes away and comes back."""
-
-    def __init__(self, root: Path) -> None:
-        self._root, self._away = root, root.with_name(f"{root.name}.away")
-        self._is_away = False
-        self._troubled_until = 0.0
-
-    def begin(self, kind: str) -> None:
-        self._troubled_until = float("inf")
-        self._root.rename(self._away)
-        self._is_away = True
-        if kind != "moved":
-            self._root.mkdir()
-        if kind == "emptied":
-            for path in self._away.rglob("*"):
-                if path.is_dir():
-                    (self._root / path.relative_to(self._away)).mkdir(parents=True, exist_ok=True)
-
-    def end(self, _: str) -> None:
-        self._troubled_until = time.monotonic() + _AFTER_SECONDS
-        if self._is_away:
-            # What was written meanwhile is below the mount point, where it is not seen any more.
-            while True:
-                shutil.rmtree(self._root, ignore_errors=True)
-                with suppress(OSError):  # it is being written to
-                    self._away.rename(self._root)
-                    break
-            self._is_away = False
-
-    def explains(self, error: str) -> bool:
-        return time.monotonic() < self._troubled_until and str(self._root) in error
-
-
-class StoreAway(DealerRouter):
-    """DEALER → ROUTER, and the log's directory or bucket is away for a while: each batch whole and once."""
-
-    name = "store-away"
-
-    def source(self, name: str = "source", **options: str) -> None:
-        if self.world.random.random() < 0.5:
-            options.pop("serveLog", None)  # executors read a bucket themselves
-            super().source(name, **options, walStore=self.in_bucket(name)[0])
-        else:
-            super().source(name, **options)
-            self.world.troubles["store"] = _Directory(self.wal)
-            self.may("store", *_AWAY * 5)
-        # There is a log before it goes away: an emptied store looks like a new one to a program that has none.
-        self.world.wait_for(lambda: read_end(self.query) is not None, "the query has begun", 30)
 
 
 class RouterDurable(Topology):
@@ -610,14 +445,13 @@ class RouterDurable(Topology):
         )
         self.may("in", *_NETWORK)
         self.may("out", *_NETWORK)
-        self.may("receive", *_DISK, *_PROCESS, *_POWER, *_CLOCK[:2])
+        self.may("receive", *_DISK, *_PROCESS, "power", *_CLOCK[:2])
         world.may_be_damaged("receive", self.wal, *_FILES, "subscriber")
         self.may("producer", *_PROCESS)
         self.may("durable", *_PROCESS)
         self.reaches("receive", *_JOURNALS, *_MERGES, "log.head", *_ACCEPTS, "serving.batch.")
         self.reaches("producer", *_STAGES)
         self.reaches("durable", "serving.ack.")
-        self.commits = ("in",)
 
     def known(self) -> dict[int, str]:
         return {}
@@ -636,20 +470,8 @@ class RouterDurable(Topology):
             ]
             return bool(got) and f"acked {got[-1]}" in self._lines()
 
-        if not self.world.lied_to:
-            self.world.wait_for(through, "the durable subscriber has acknowledged the last message")
+        self.world.wait_for(through, "the durable subscriber has acknowledged the last message")
         self.world.stop("durable", "receive")
-
-    def check_lied_to(self) -> None:
-        last = -1
-        for line in self._lines():
-            word, *rest = line.split()
-            if word == "began":
-                last = -1
-            elif word == "got":
-                if int(rest[0]) <= last:
-                    raise BrokenPromiseError(f"id {rest[0]} came after id {last} in one session")
-                last = int(rest[0])
 
     def check(self) -> str:
         log = log_rows(self.wal)
@@ -763,12 +585,7 @@ class TwoQueries(Topology):
 
     def check_rows(self, rows: list[list[Any]]) -> None:
         came = Counter(row[3] for row in rows)
-        due = {
-            f"{b}:{p}:{r}"
-            for b in range(self.batches)
-            for p in range(self.partitions)
-            for r in range(self.rows)
-        }
+        due = self.due()
         missing = sorted(value for value in due - came.keys() if not self.world.discarded(value))
         # What a receiver had and not sealed dies with it.
         if missing and not self.may_lose():
@@ -822,7 +639,7 @@ class TwoMachines(TwoQueries):
         self.wait_for_readers()
 
     def may_lose(self) -> bool:
-        return super().may_lose() or any(event.target.startswith("bucket") for event in self.world.events)
+        return super().may_lose() or self.bucket_has_weather()
 
 
 def _exactly_once(due: set[str], came: Counter[str]) -> None:
@@ -839,12 +656,10 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     topology.name: topology
     for topology in (
         PushPull,
-        PubSub,
         VllmReplay,
         DealerRouter,
         RouterDurable,
         TwoQueries,
         TwoMachines,
-        StoreAway,
     )
 }
