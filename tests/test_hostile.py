@@ -68,7 +68,7 @@ def test_no_program_fails_its_honest_peers(
         process = psutil.Process(running.pid)
         memory, descriptors = process.memory_info().rss, process.num_fds()
         frames = sum(attack(sides[side], *made, seed, times, messages) for side, made in SIDES[words].items())
-        assert frames > times * messages // 2
+        assert frames > times * messages // 4
         print(f"{words}: {frames:,} frames")
         if sending is None:
             for number in range(1, 10):

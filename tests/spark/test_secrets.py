@@ -99,10 +99,6 @@ def event_log(spark: SparkSession, directory: Path) -> Iterator[None]:
         log.stop()
 
 
-# A driver with Spark's user interface, which the tests' own session does without: a source, a sink, and what the pages
-# and the REST interface show of them.
-
-
 def test_a_program_that_receives_shows_no_secret(tmp_path: Path) -> None:
     secrets, endpoint = Secrets(tmp_path / "keys"), free_endpoint()
     data = tmp_path / "data"
