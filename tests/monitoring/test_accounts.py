@@ -49,8 +49,8 @@ def test_a_total_is_the_sum_of_the_batches_so_far() -> None:
 def test_a_batch_that_is_executed_again_counts_once() -> None:
     history = BatchHistory()
     history.add(account(0))
-    history.add(account(1, execution="first"))
-    history.add(account(1, dropped=4, execution="second"))
+    history.add(account(1, execution="first", write="first"))
+    history.add(account(1, dropped=4, execution="second", write="second"))
     after = totals(history, 1)
     assert after.batch["sent"] == 6
     assert [after.total[name] for name in ("rows", "sent", "batches")] == [20, 16, 2]

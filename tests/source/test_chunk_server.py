@@ -233,6 +233,28 @@ def test_clients_without_the_secret_are_not_served_and_bad_requests_do_not_end_t
     assert repr(access.secret) not in repr(access)
 
 
+def test_an_answer_to_another_request_is_dropped(context: zmq.Context[Socket]) -> None:
+    public, private = zmq.curve_keypair()
+    router = context.socket(zmq.ROUTER)
+    router.curve_server, router.curve_secretkey, router.rcvtimeo = True, private, 10_000
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    access = LogAccess((f"tcp://127.0.0.1:{port}",), public, bytes(32))
+
+    def serve() -> None:
+        client, *frames = router.recv_multipart()
+        request, _ = PROTOCOL.decode(frames)
+        assert request == Find(number=0, secret=bytes(32), id=7)
+        older, right = (Answer(number=number, found=Found(number + 5, None)) for number in (2**62, 0))
+        for sent in (PROTOCOL.encode(older), [b"nonsense", b"2"], [b""], PROTOCOL.encode(right)):
+            router.send_multipart([client, *sent])
+
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        with RemoteChunks(access, ELSEWHERE) as chunks:
+            assert chunks.find(7) == Found(5, None)
+        served.result(10)
+
+
 def test_a_cut_between_executor_and_driver_is_outlived(log: LogStorage, server: ChunkServer) -> None:
     values = [os.urandom(10_000) for _ in range(1500)]
     chunks = [add(log, first, values[first : first + 500]) for first in range(0, 1500, 500)]

@@ -29,9 +29,9 @@ class Trace:
         self._before = numbers_written(checkpoint)
 
     def entries(self) -> list[dict[str, Any]]:
-        return (
-            [json.loads(line) for line in self.path.read_bytes().splitlines()] if self.path.exists() else []
-        )
+        # Without the last line, which is being written.
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
+        return [json.loads(line) for line in lines]
 
     def idle(self, last: tuple[int, ...]) -> bool:
         """Whether each source has been asked twice for what follows its data, since the newest batch."""
