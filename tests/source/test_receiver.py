@@ -92,26 +92,6 @@ def test_a_sub_subscribes_to_all_its_topics(context: Context) -> None:
         receive(receiver, count)
 
 
-def test_a_frame_over_the_limit_ends_only_its_connection(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zmq_datasource.transport.peers.Redialer.seconds", 0.2)
-    publisher, endpoint = bound(context, zmq.XPUB)
-    options = stream_options(connect=endpoint, zmq_maxmsgsize=100)
-    with Receiver(options, SourceCounters()) as receiver:
-        assert publisher.recv() == b"\x01"
-        publisher.send(b"." * 101)
-
-        def subscribed_again() -> bool:
-            receiver.receive()
-            return bool(publisher.poll(0)) and publisher.recv() == b"\x01"
-
-        wait_for(subscribed_again, "a new connection")  # libzmq alone never comes again
-        publisher.send(b"after")
-        receive(receiver, 1)
-        assert receiver.take().column("value").to_pylist() == [b"after"]
-
-
 def test_a_round_over_many_sockets_is_bounded_and_takes_them_in_turn(context: Context) -> None:
     """An Arrow array holds 2 GiB, so a round must not grow with the number of endpoints."""
     size, each = 1 << 20, 8

@@ -147,15 +147,6 @@ def test_rows_that_do_not_exist_are_refused(context: Context) -> None:
             Outbox(columns, count)
 
 
-def test_rows_have_a_size_in_bytes() -> None:
-    frames = lists([[b"a"], [b"bb", b"ccc"]])
-    assert Outbox([FramesColumn(frames)], 2).size(0, 2) == 6
-    assert Outbox([FramesColumn(frames), NumberColumn(0)], 2).size(0, 2) == 22
-    assert (
-        Outbox([FrameColumn(pa.array([None, b"xx"])), NumberColumn(0), SameColumn(b"s")], 2).size(1, 2) == 11
-    )
-
-
 # Room.
 
 

@@ -67,15 +67,6 @@ def test_an_option_that_cannot_be_set_is_refused(name: str, value: str, says: st
         check_socket_options(SocketSpec.of_source(stream_options(connect=FEED, **{name: value})))
 
 
-def test_options_are_set_before_the_socket_is_attached(context: Context) -> None:
-    sock = new_socket(context, SocketSpec.of_source(stream_options(connect=FEED, rcvhwm=7, zmq_rcvbuf=4096)))
-    assert sock.getsockopt(zmq.RCVHWM) == 7
-    assert sock.getsockopt(zmq.LINGER) == 0
-    assert sock.getsockopt(zmq.RCVBUF) == 4096
-    sink = new_socket(context, SocketSpec.of_sink(write_options(connect=FEED, socketType="PUB", sndhwm=9)))
-    assert sink.getsockopt(zmq.SNDHWM) == 9
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
