@@ -28,7 +28,7 @@ from zmq_datasource.cli import main as cli
 from zmq_datasource.log.directory_store import DirectoryStore
 from zmq_datasource.serving import durable as durable_module
 from zmq_datasource.serving import server as server_module
-from zmq_datasource.serving.protocol import Fetch, pack_rows
+from zmq_datasource.serving.protocol import Fetch, Open, pack_rows
 
 pytestmark = pytest.mark.spark  # there are many tests, and each one waits for sockets to connect and close
 Context = zmq.Context[Socket]
@@ -349,6 +349,28 @@ def test_a_disk_that_stalls_holds_up_no_messages(
             take(me, 200)
             answers.set()
         assert it.lease("me").next == 200
+
+
+def test_the_end_does_not_wait_for_a_disk_that_never_answers(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_module, "_END_SECONDS", 0.2)
+    put, asked, answers = DirectoryStore.put, threading.Event(), threading.Event()
+
+    def hang(store: DirectoryStore, key: str, content: bytes) -> None:
+        if key.endswith("subscriber.me.json"):
+            asked.set()
+            assert answers.wait(30)
+        put(store, key, content)
+
+    monkeypatch.setattr(DirectoryStore, "put", hang)
+    with Serving(tmp_path) as it:
+        client = Client(context, it.durable)
+        client.send(Open(name="me", session=1))
+        assert asked.wait(30)
+    with Serving(tmp_path, durable=it.durable) as again:  # its log and its socket are free
+        answers.set()
+        Client(context, again.durable).open("me", session=2)
 
 
 def test_repeated_fetches_during_a_long_transfer_have_few_answers(context: Context, tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ class DurableServer:
         deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):  # the socket may be in use
+        if any(thread.is_alive() for thread in self._threads):
             self._faults.warn("the end of serving durable subscribers: the disk does not answer")
-        else:
+        if not self._threads[0].is_alive():  # otherwise it uses the socket
             self._stack.close()
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import reduce
 from itertools import chain
 
 import pyarrow as pa
@@ -15,7 +16,6 @@ from zmq_datasource.messages.columns import number
 from zmq_datasource.messages.framing import raw_messages
 from zmq_datasource.serving.server import Read
 
-_MOST_ROWS = 1 << 16  # of an answer
 # How long rows are read before others have their turn; how long a step of a search takes.
 _TURN_SECONDS, _STEP_SECONDS = 0.005, 0.1
 
@@ -77,19 +77,14 @@ class LogRows:
         stopped = self._stopped.pop(at, None)
         batches = stopped or self._batches(at, read.end, fails=True)
         for batch in batches:
-            part = _first_rows(batch, most_bytes) if at == read.waiting.at else batch
-            if at > read.waiting.at and (
-                size + part.nbytes > most_bytes or at + len(part) - read.waiting.at > _MOST_ROWS
-            ):
-                part = batch.slice(0, 0)
+            part = _first_rows(batch, most_bytes - size)
             at += part.num_rows
-            wanted = _without_superseded(_matching(part, read.notes.topics), read)
-            if wanted.num_rows:
+            if (wanted := _wanted(part, read)).num_rows:
                 found.append(wanted)
                 size += wanted.nbytes
-            if part.num_rows < batch.num_rows or time.monotonic() >= deadline:
-                rest = [batch.slice(part.num_rows)] if part.num_rows < batch.num_rows else []
-                self._stopped[at] = chain(rest, batches)
+            is_over = part.num_rows < batch.num_rows or size >= most_bytes or time.monotonic() >= deadline
+            if is_over and at > read.waiting.at:
+                self._stopped[at] = chain([batch.slice(part.num_rows)], batches)
                 break
         if at == read.waiting.at and stopped is not None:
             return self.read(read, most_bytes)  # there was nothing more when it stopped
@@ -103,7 +98,7 @@ class LogRows:
 
 def _first_rows(batch: pa.RecordBatch, most_bytes: int) -> pa.RecordBatch:
     """The first rows of a batch, one at least; all if it is only a quarter larger than ``most_bytes``."""
-    rows = min(batch.num_rows, _MOST_ROWS)
+    rows = batch.num_rows
     while rows > 1 and 4 * (size := batch.slice(0, rows).nbytes) > 5 * most_bytes:
         # As many as fit if all rows have the same size. If the first ones are larger, the next turn takes fewer.
         rows = max(1, rows * most_bytes // size)
@@ -118,21 +113,14 @@ def _topics_of(batch: pa.RecordBatch) -> pa.Array:
     return pc.fill_null(pc.cast(batch.column("topic"), pa.binary()), b"")
 
 
-def _matching(batch: pa.RecordBatch, prefixes: Sequence[bytes]) -> pa.RecordBatch:
-    """The rows with a topic that begins with one of the prefixes; all rows if there are no prefixes."""
-    if not prefixes or b"" in prefixes:
-        return batch
-    topics, mask = _topics_of(batch), None
-    for prefix in prefixes:
-        found = pc.starts_with(topics, prefix)
-        mask = found if mask is None else pc.or_(mask, found)
-    return batch.filter(mask)
-
-
-def _without_superseded(batch: pa.RecordBatch, read: Read) -> pa.RecordBatch:
-    """Leave out the rows below the snapshot that are not the newest of their topic."""
-    if not batch.num_rows or batch.column("id")[0].as_py() >= read.notes.snapshot:
-        return batch
+def _wanted(batch: pa.RecordBatch, read: Read) -> pa.RecordBatch:
+    """The rows with a wanted topic. Below the snapshot, only those that are the newest of their topic."""
+    prefixes = read.notes.topics
+    if prefixes and b"" not in prefixes:
+        topics = _topics_of(batch)
+        batch = batch.filter(reduce(pc.or_, (pc.starts_with(topics, prefix) for prefix in prefixes)))
     ids = batch.column("id")
-    is_behind_snapshot = pc.greater_equal(ids, number(read.notes.snapshot))
-    return batch.filter(pc.or_(is_behind_snapshot, pc.is_in(ids, value_set=read.newest)))
+    if len(ids) and ids[0].as_py() < read.notes.snapshot:
+        is_behind_snapshot = pc.greater_equal(ids, number(read.notes.snapshot))
+        batch = batch.filter(pc.or_(is_behind_snapshot, pc.is_in(ids, value_set=read.newest)))
+    return batch
