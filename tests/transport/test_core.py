@@ -105,6 +105,19 @@ def test_an_inbox_keeps_its_limits(context: Context) -> None:
     assert inbox.messages == 10
 
 
+def test_memory_of_large_frames_is_filled_again(context: Context, core_name: str) -> None:
+    """Fresh pages of the system cost the receiving thread more than all else."""
+    if core_name == "python":
+        pytest.skip("the core in Python keeps no memory")
+    push, pull = pair(context)
+    inbox, places = Inbox(), []
+    for _ in range(3):
+        send(push, [[b"topic", bytes(1_000_000)]] * 3)
+        wait_for(lambda: take(inbox, pull, most=9, room=9 * MIB) and inbox.messages == 3, "three messages")
+        places.append(inbox.hand_over().last.buffers()[2].address)
+    assert places[1] == places[2]
+
+
 @pytest.mark.parametrize("before", range(18))
 def test_a_message_that_is_too_large_leaves_nothing_among_others(context: Context, before: int) -> None:
     push, pull = pair(context)

@@ -366,6 +366,7 @@ typedef struct {
         };
         Growing filled[2 * COLUMNS + 2];
     };
+    size_t before[COLUMNS]; /* bytes of frames in the batch before: only a large column gets spare memory */
     Py_ssize_t messages, size;
     size_t turn; /* which socket is next */
     int busy;
@@ -379,7 +380,7 @@ static int begin(Inbox *inbox)
         return 0;
     for (int i = 0; i < COLUMNS; i++) {
         Frames *column = &inbox->frames[i];
-        for (int j = 0; j < MOST_SPARE && column->data.memory == NULL; j++)
+        for (int j = 0; j < MOST_SPARE && column->data.memory == NULL && inbox->before[i] >= LEAST_SPARE_BYTES; j++)
             if (spare[j].memory != NULL) {
                 column->data.memory = spare[j].memory;
                 column->data.capacity = spare[j].capacity;
@@ -712,6 +713,8 @@ static PyObject *inbox_hand_over(PyObject *self, PyObject *nothing)
     inbox->busy = 0;
     if (result == NULL)
         return NULL;
+    for (int i = 0; i < COLUMNS; i++)
+        inbox->before[i] = inbox->frames[i].data.size;
     for (int i = 0; i < FILLED; i++) { /* from here on nothing can fail */
         PyCapsule_SetContext(owners[i], (void *)inbox->filled[i].capacity);
         PyCapsule_SetDestructor(owners[i], release);
