@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import selectors
 import socket
 import struct
@@ -39,7 +38,6 @@ class _Link:
         self.ways = (_Way(near, far), _Way(far, near))
         self.near, self.far = near, far
         self.half_open = False
-        self.bereft = False  # the near side has lost it, and what the box holds of it goes on to the far side
 
     @property
     def over(self) -> bool:
@@ -74,7 +72,6 @@ class Middlebox:
         bytes: What has passed so far, both ways.
         resets: How often it has reset what there was.
         connections: How many it has made.
-        held_back: How often ``hold_back`` has found what it was to hold.
         discarded: Of each connection that the box has lost after its sender had ended it in good order, what came from
             there: the receiver need not have read it, and nobody tells the sender.
     """
@@ -103,8 +100,6 @@ class Middlebox:
         self.reset_after = reset_after
         self.taken = self.bytes = self.resets = self.connections = 0
         self.discarded: list[bytes] = []
-        self.held_back = 0
-        self._hold: tuple[re.Pattern[bytes], float] | None = None
         self._links: list[_Link] = []
         self._commands: deque[str] = deque()
         self._end = threading.Event()
@@ -128,13 +123,6 @@ class Middlebox:
     def half_open(self) -> None:
         """The far side of every connection loses it; the near side is not told."""
         self._commands.append("half_open")
-
-    def hold_back(self, mark: re.Pattern[bytes], seconds: float) -> None:
-        """Hold the next part from the near side that has this mark. Once.
-
-        The sender loses that connection. What is held reaches the far side all the same.
-        """
-        self._hold = mark, seconds
 
     def clear(self) -> None:
         """Fair weather. Connections that were half open are reset: such a thing ends some day."""
@@ -225,13 +213,8 @@ class Middlebox:
         if link.half_open or self.black_hole or link not in self._links:  # lost a moment ago, with another
             return
         try:
-            if link.bereft:
-                self._give_last(link)
-                return
             for way in link.ways:
                 self._take(link, way)
-                if link.bereft:
-                    return
                 if self.forwarding or way.source is not link.near:
                     self._give(way)
         except (OSError, ValueError):
@@ -254,29 +237,12 @@ class Middlebox:
                 if not way.parts:
                     way.target.shutdown(socket.SHUT_WR)
                 return
-            due, loses = time.monotonic() + self.delay, False
-            if self._hold is not None and way.source is link.near and self._hold[0].search(part):
-                due, loses, self._hold = due + self._hold[1], True, None
-                self.held_back += 1
-            way.parts.append((due, memoryview(part)))
+            way.parts.append((time.monotonic() + self.delay, memoryview(part)))
             way.bytes += len(part)
             if way.source is link.near:
                 self.taken += len(part)
             if self.reset_after is not None:
                 self.reset_after -= len(part)
-            if loses:
-                link.bereft = way.ended = True
-                link.near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                link.near.close()
-                return
-
-    def _give_last(self, link: _Link) -> None:
-        """Hand on what is held, discard what the far side sends, and end the far side in good order."""
-        self._give(link.ways[0])
-        with suppress(BlockingIOError):
-            while link.far.recv(1 << 16):
-                pass
-            self._drop(link)
 
     def _give(self, way: _Way) -> None:
         now = time.monotonic()
