@@ -264,7 +264,7 @@ def test_a_program_without_spark_serves_the_figures_of_source_proxy_and_subscrib
             assert [*series_at(port, "zmq_source_messages_received_total").values()] == [3.0]
             assert [*series_at(port, "zmq_source_received_bytes_total").values()] == [12.0]
             wait_for(lambda: series_at(port, "zmq_durable_backlog_messages") == {("me",): 3.0}, "a backlog")
-            assert series_at(port, "zmq_durable_connected") == {("me",): 1.0}
+            assert series_at(port, "zmq_durable_away_seconds") == {("me",): 0.0}
             me.ack(0)
             wait_for(
                 lambda: (me.receive(0), series_at(port, "zmq_durable_backlog_messages"))[1] == {("me",): 2.0},

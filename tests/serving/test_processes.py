@@ -108,9 +108,9 @@ def test_an_idle_subscriber_that_was_stopped_goes_on(context: Context, tmp_path:
         assert program.stdout is not None
         assert program.stdout.readline() == "here\n"
         program.send_signal(signal.SIGSTOP)
-        wait_for(lambda: not it.account("me")["connected"], "longer than its timeout")
+        wait_for(lambda: it.account("me")["awaySeconds"], "longer than its timeout")
         program.send_signal(signal.SIGCONT)
-        wait_for(lambda: it.account("me")["connected"], "a request, or its end")
+        wait_for(lambda: not it.account("me")["awaySeconds"], "a request, or its end")
         it.feed(context, [b"t", b"late"])
         assert program.stdout.readline() == "late\n"
 

@@ -14,7 +14,6 @@ from zmq_datasource.messages.framing import decode_plain
 from zmq_datasource.messages.raw import raw_of
 from zmq_datasource.serving.protocol import (
     Batch,
-    BatchRows,
     Fetch,
     FromClient,
     FromServer,
@@ -26,14 +25,20 @@ from zmq_datasource.serving.protocol import (
     pack_rows,
     unpack_rows,
 )
+from zmq_datasource.serving.subscriber_session import SubscriberInbox
 
 
 def as_bytes(frames: list[Any]) -> list[bytes]:
     return [bytes(frame) for frame in frames]
 
 
-def messages_of(rows: BatchRows) -> list[tuple[int, tuple[bytes, ...]]]:
-    return [rows.message(at) for at in range(len(rows))]
+def messages_of(rows: pa.RecordBatch) -> list[tuple[int, tuple[bytes, ...]]]:
+    inbox, found = SubscriberInbox(), []
+    inbox.add(rows, 0)
+    while (message := inbox.peek()) is not None:
+        found.append(message)
+        inbox.hand_over(message[0], message[0])
+    return found
 
 
 def ids(*numbers: int) -> bytes:

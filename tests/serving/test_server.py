@@ -172,6 +172,24 @@ def test_a_subscriber_waits_at_the_end_and_the_receiver_is_asked_to_seal() -> No
     assert (batch.next, batch.rows) == (4, 0), "the deadline has passed"
 
 
+def test_the_receiver_is_asked_more_rarely_to_seal_for_topics_that_do_not_come() -> None:
+    it = host()
+    it.step(9.0)
+    open_name(it, topics=[b"a"])
+    assert fetch(it, 3) is None
+    it.log.append(b"other")
+    it.step(9.1)
+    it.step(9.3)
+    assert it.awaited == [3], "the last chunk had nothing for it"
+    it.step(9.4)
+    assert it.awaited == [3, 4]
+    it.log.append(b"a")
+    it.step(9.5)
+    assert len(it.heard(PEER)) == 1
+    assert fetch(it, 5) is None
+    assert it.awaited == [3, 4, 5], "the last chunk had something for it"
+
+
 def test_a_search_for_a_rare_topic_goes_on_where_it_was() -> None:
     it = host(0)
     it.log += [b"other"] * 150
@@ -224,7 +242,7 @@ def test_a_client_that_was_away_goes_on() -> None:
     fetch(it, 2)
     it.step(6.0)
     (account,) = it.server.accounts(7.0)
-    assert (account["connected"], account["awaySeconds"], account["nextId"]) == (False, 7.0, 2)
+    assert (account["awaySeconds"], account["nextId"]) == (7.0, 2)
     assert it.lease("me").next == 2
     before = it.lease("me")
     it.step(20.0)

@@ -111,8 +111,7 @@ class Client:
         """The next answer, which is a BATCH, and the last frame of each of its messages."""
         message, buffers = self.receive()
         assert isinstance(message, Batch), message
-        rows = protocol.unpack_rows(message, buffers)
-        return message, [rows.message(at)[1][-1] for at in range(len(rows))]
+        return message, protocol.unpack_rows(message, buffers)["value"].to_pylist()
 
     def refused(self) -> Refused:
         """The next REFUSED; other answers before it are left out."""

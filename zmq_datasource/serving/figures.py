@@ -11,7 +11,6 @@ from zmq_datasource.counters import counted, declared, state
 class SubscriberFigures:
     """The numbers of one durable subscriber."""
 
-    connected: bool = state("connected", "", "Whether its client is there.")
     next_id: int = state("nextId", "id", "The first id that it has not acknowledged.")
     backlog: int = state(
         "backlog", "messages", "The number of messages from there on.", series="backlog_messages"
@@ -22,7 +21,7 @@ class SubscriberFigures:
         "The number of messages from there on that the log no longer has.",
         series="messages_lost",
     )
-    away_seconds: float = state("awaySeconds", "s", "How long its client has been away.")
+    away_seconds: float = state("awaySeconds", "s", "How long its client has been away; 0 while it is there.")
 
 
 @dataclass
@@ -46,19 +45,6 @@ class PublishedFigures:
         "How often the queue of a plain subscriber has become full. The number of messages that were dropped until "
         "it had room again is unknown.",
         "process",
-    )
-    refused: int = counted(
-        "subscriptionsRefused",
-        "requests",
-        "The number of requests for topics that were not passed on to publishers.",
-        "process",
-    )
-    disconnected: int = counted(
-        "disconnected",
-        "connections",
-        "The number of plain subscribers that the proxy has disconnected: they asked for too many topics.",
-        "process",
-        series="subscribers_disconnected",
     )
     waited_seconds: float = counted(
         "waitedSeconds", "s", "How long publishing has waited for subscribers.", "process", initial=0.0

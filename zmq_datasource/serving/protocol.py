@@ -175,39 +175,8 @@ def pack_rows(batch: pa.RecordBatch) -> PackedRows:
     return batch.num_rows, columns, [*ids, *buffers]
 
 
-class BatchRows:
-    """The rows of a BATCH, all checked.
-
-    Args:
-        batch: The rows, as ``BATCH_SCHEMA``.
-    """
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-        self._lists: list[list[Any]] = []
-
-    def __len__(self) -> int:
-        return int(self._batch.num_rows)
-
-    def message(self, at: int) -> tuple[int, tuple[bytes, ...]]:
-        """The id and the frames of a message. A message of one frame gets an empty topic in front.
-
-        The tuples are made one at a time: if all of them lived at once, Python's garbage collector would look at each
-        of them again and again.
-        """
-        if not self._lists:
-            self._lists = [column.to_pylist() for column in self._batch.columns]
-        ids, topics, values, lists = self._lists
-        frames = lists[at]
-        return ids[at], tuple(frames) if frames and len(frames) > 1 else (topics[at], values[at])
-
-    def rest(self, at: int) -> pa.RecordBatch:
-        """The rows from a place on."""
-        return self._batch.slice(at)
-
-
-def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
-    """Check the whole BATCH, and return its rows.
+def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> pa.RecordBatch:
+    """Check the whole BATCH, and return its rows as ``BATCH_SCHEMA``.
 
     Raises:
         ProtocolError: The buffers do not fit the header.
@@ -215,7 +184,7 @@ def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
     if not message.rows:
         if buffers:
             raise ProtocolError(f"a BATCH without rows, and {len(buffers)} buffers")
-        return BatchRows(pa.record_batch([pa.nulls(0, field.type) for field in BATCH_SCHEMA], BATCH_SCHEMA))
+        return pa.record_batch([pa.nulls(0, field.type) for field in BATCH_SCHEMA], BATCH_SCHEMA)
     if not buffers or message.rows > MOST_ROWS or len(buffers[0]) != 8 * message.rows:
         raise ProtocolError(f"{message.rows} rows, and not as many ids")
     ids = pa.Array.from_buffers(pa.int64(), message.rows, [None, pa.py_buffer(buffers[0])])
@@ -232,4 +201,4 @@ def unpack_rows(message: Batch, buffers: Sequence[bytes]) -> BatchRows:
         values, frames = columns["value"], pa.nulls(message.rows, FRAMES)
         topics = columns.get("topic", pa.nulls(message.rows, pa.binary()))
     rows = [ids, topics.fill_null(_EMPTY), values, frames]
-    return BatchRows(pa.record_batch(rows, schema=BATCH_SCHEMA))
+    return pa.record_batch(rows, schema=BATCH_SCHEMA)

@@ -56,8 +56,7 @@ class Publishing:
         self._spec = SocketSpec.of_publisher(options)
         self._drops = options.slow_subscriber == "drop"
         self._counters = PublishedFigures()
-        self._subscribers = Subscribers(bounds, self._counters)
-        self._subscriptions = Subscriptions(bounds, self._counters)
+        self._subscribers, self._subscriptions = Subscribers(bounds), Subscriptions(bounds)
         self._opened: OpenSocket | None = None
         self._rounds = 0  # of the thread that publishes: it is outside of libzmq when it counts one
         self._checking = threading.Lock()  # for the watch of the socket

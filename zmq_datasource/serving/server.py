@@ -49,14 +49,14 @@ from zmq_datasource.serving.protocol import (
 
 # How often a position that moves is written, and one that does not, as a sign that its client is there.
 _WRITE_SECONDS, _BEAT_SECONDS = 1.0, 10.0
+# How soon the receiver is asked again to seal, after rows of other topics.
+_OTHER_TOPICS_SECONDS = 0.25
+# How long after its last request a client is present; and how many names there may be.
+PRESENT_SECONDS, MOST_NAMES = 5.0, 1000
 _GONE = (
     "the subscription is not known: its log was replaced, or it was removed or has expired. Messages that were not "
     "acknowledged by then may be lost. Open the subscriber again: it begins at its start"
 )
-
-
-# How long after its last request a client is present; and how many names there may be.
-PRESENT_SECONDS, MOST_NAMES = 5.0, 1000
 # An operation on the disk:
 #     "begin", lease: write the first lease of a name; the result is the id at which a new reader begins, or later
 #     "write", lease: write the lease of a name
@@ -123,6 +123,7 @@ class Waiting:
     Attributes:
         at: All ids from ``fetch.first`` to before this one are of other topics.
         read: What is being read.
+        await_at: When the receiver may be asked to seal.
     """
 
     peer: bytes
@@ -130,6 +131,7 @@ class Waiting:
     deadline: float
     at: int
     read: Read | None = None
+    await_at: float = 0.0
 
 
 @dataclass
@@ -246,7 +248,7 @@ class Server:
             self._faults.warn("durable subscriber %r: %s", it.name, rows)
             return  # ``wake`` repeats it
         if not isinstance(rows, Exception):
-            waiting.at = next_id
+            waiting.at, waiting.await_at = next_id, now + _OTHER_TOPICS_SECONDS
             if rows is not None:
                 self._answer(it, waiting, next_id, rows)
         elif waiting.at >= self._earliest:  # otherwise its rows are deleted
@@ -271,9 +273,9 @@ class Server:
         for it in list(self._all.values()):
             if it.notes is not None:
                 silent = now - it.asked
-                is_here, lost = silent < PRESENT_SECONDS, max(0, self._earliest - it.next)
-                away = 0.0 if is_here else round(silent, 1)
-                counted = is_here, it.next, self._end - it.next - lost, lost, away
+                lost = max(0, self._earliest - it.next)
+                away = 0.0 if silent < PRESENT_SECONDS else round(silent, 1)
+                counted = it.next, self._end - it.next - lost, lost, away
                 yield {"name": it.name, **figures(SubscriberFigures(*counted))}
 
     # Requests.
@@ -346,7 +348,7 @@ class Server:
             # Without rows, so that the client goes on from ``next``. If it repeated this FETCH instead, the search for
             # its topics would begin again.
             self._answer(it, waiting, at)
-        elif fetch.max_bytes and self._awaited < self._end:
+        elif fetch.max_bytes and self._awaited < self._end and now >= waiting.await_at:
             self._awaited = self._end
             self._actions.append(AwaitRows(self._end))
 

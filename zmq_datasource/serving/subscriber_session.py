@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,7 +24,6 @@ from zmq_datasource.host.log_lines import LimitedLog, printable
 from zmq_datasource.serving.protocol import (
     SILENCE_SECONDS,
     Batch,
-    BatchRows,
     Fetch,
     Open,
     Opened,
@@ -58,8 +58,11 @@ class SubscriberInbox:
 
     def __init__(self, position: int = 0) -> None:
         self.next = self.taken = self.acked = position
-        self._answers: tuple[BatchRows, ...] = ()
+        self._answers: tuple[pa.RecordBatch, ...] = ()
         self._row = 0  # the next one of the first answer
+        self._lists: list[
+            list[Any]
+        ] = []  # the columns of the first answer, once a message of it was looked at
 
     @property
     def answers(self) -> int:
@@ -74,20 +77,31 @@ class SubscriberInbox:
         message = self.peek()
         return self.next if message is None else message[0]
 
-    def add(self, rows: BatchRows, next_id: int) -> None:
+    def add(self, rows: pa.RecordBatch, next_id: int) -> None:
         """Add the rows of an answer that ends before ``next_id``."""
-        answers = (*self._answers, rows) if len(rows) else self._answers
+        answers = (*self._answers, rows) if rows.num_rows else self._answers
         self._answers, self.next = answers, next_id  # without a call between, as in ``hand_over``
 
     def peek(self) -> tuple[int, tuple[bytes, ...]] | None:
-        """The id and the frames of the next message; None if none has come. It stays until ``hand_over``."""
+        """The id and the frames of the next message; None if none has come. It stays until ``hand_over``.
+
+        A message of one frame gets an empty topic in front. The tuples are made one at a time: if all of them lived at
+        once, Python's garbage collector would look at each of them again and again.
+        """
         rows = self._first()
-        return None if rows is None else rows.message(self._row)
+        if rows is None:
+            return None
+        if not self._lists:
+            self._lists = [column.to_pylist() for column in rows.columns]
+        ids, topics, values, lists = self._lists
+        frames = lists[self._row]
+        whole = tuple(frames) if frames and len(frames) > 1 else (topics[self._row], values[self._row])
+        return ids[self._row], whole
 
     def peek_batch(self) -> pa.RecordBatch | None:
         """The rest of an answer, as ``BATCH_SCHEMA``; None if no message has come. It stays until ``hand_over``."""
         rows = self._first()
-        return None if rows is None else rows.rest(self._row)
+        return None if rows is None else rows.slice(self._row)
 
     def hand_over(self, first: int, last: int, count: int = 1) -> None:
         """The caller has the next ``count`` messages, from id ``first`` to id ``last``."""
@@ -97,9 +111,9 @@ class SubscriberInbox:
         self._row += count
         self.taken = last + 1
 
-    def _first(self) -> BatchRows | None:
-        if self._answers and self._row >= len(self._answers[0]):
-            self._answers, self._row = self._answers[1:], 0
+    def _first(self) -> pa.RecordBatch | None:
+        if self._answers and self._row >= self._answers[0].num_rows:
+            self._answers, self._row, self._lists = self._answers[1:], 0, []
         return self._answers[0] if self._answers else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zmq_datasource.host.log_lines import LimitedLog, printable
-from zmq_datasource.serving.figures import PublishedFigures
 from zmq_datasource.transport.connections import Connections
 
 _MOST_CHARACTERS = 60
@@ -41,8 +40,8 @@ class Subscriptions:
         passed_on: These topics.
     """
 
-    def __init__(self, bounds: RequestBounds, counters: PublishedFigures) -> None:
-        self._bounds, self._counters = bounds, counters
+    def __init__(self, bounds: RequestBounds) -> None:
+        self._bounds = bounds
         self.passed_on: set[bytes] = set()
         self._bytes = 0
         self.refusals = LimitedLog(__name__, "topics that were not passed on to publishers")
@@ -62,7 +61,6 @@ class Subscriptions:
         if kind != b"\x01" or topic in self.passed_on:
             return False
         if self._bytes + len(topic) > self._bounds.upstream_bytes:
-            self._counters.refused += 1
             self.refusals.warn(
                 "topic '%s' of a plain subscriber is not passed on to the publishers: topics of %d bytes are passed on "
                 "already, and of %d bytes at most; name the prefix in topics of the proxy, or let subscribers ask for "
@@ -83,11 +81,10 @@ class Subscribers:
 
     Args:
         bounds: How much subscribers may ask for.
-        counters: Counts the disconnected subscribers.
     """
 
-    def __init__(self, bounds: RequestBounds, counters: PublishedFigures) -> None:
-        self._bounds, self._counters = bounds, counters
+    def __init__(self, bounds: RequestBounds) -> None:
+        self._bounds = bounds
         # By inode, the bytes of disconnected subscribers that libzmq has not freed.
         self._held: dict[int, int] = {}
         self._freed_in = 0  # the round in which it has
@@ -125,4 +122,3 @@ class Subscribers:
                 *(current[inode].peer, current[inode].received, bounds.bytes),
             )
             connections.hang_up(current[inode])
-            self._counters.disconnected += 1
