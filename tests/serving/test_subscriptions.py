@@ -32,7 +32,9 @@ class FakeConnections(Connections):
 
     def __init__(self, **received: int) -> None:
         super().__init__()
-        self._current = [Connection(hash(peer), peer, received=size, unread=0) for peer, size in received.items()]
+        self._current = [
+            Connection(hash(peer), peer, received=size, unread=0) for peer, size in received.items()
+        ]
         self.ended: list[str] = []
 
     def current(self) -> list[Connection]:
