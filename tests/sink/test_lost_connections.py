@@ -170,6 +170,20 @@ def test_a_worker_that_dies_leaves_its_rows_to_the_others(
     assert counters.resent >= 1000
 
 
+@pytest.mark.parametrize("side", ["bind", "connect"])
+def test_nothing_is_sent_again_when_a_consumer_leaves_with_the_last_row(context: Context, side: str) -> None:
+    endpoint = free_endpoint()
+    pull = context.socket(zmq.PULL)
+    (pull.connect if side == "bind" else pull.bind)(endpoint)
+    with Sender(write_options(**{side: endpoint}, connectTimeout="2s")) as sender:
+        send(sender, rows(500))
+        assert len(take(pull, 500)) == 500
+        pull.close()
+        lose(sender)
+        counters = sender.finish()
+    assert (counters.sent, counters.resent) == (500, 0)
+
+
 def test_a_task_fails_if_no_consumer_comes_back(context: Context) -> None:
     pull, endpoint = bound(context, zmq.PULL, rcvhwm=1, rcvbuf=4096)
     options = write_options(connect=endpoint, connectTimeout="2s", zmq_sndbuf=4096, sendTimeout="300ms")

@@ -8,6 +8,7 @@ The rules:
 * What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
   that are ``in_flight`` are sent again. While a queue does not become empty, they cannot be forgotten, and at a bound
   the task waits: there is no room for more rows.
+* At the end of a task the consumers may leave. Then nothing is sent again to nobody, if they had read everything.
 * With ``noblock`` nothing is kept or sent again.
 * A row whose value is null is no message. It is dropped or becomes a dead letter, and the rows after it continue.
 * A PUB sends each row once, to the subscribers that are connected.
@@ -272,6 +273,7 @@ class Sender:
         if self._keeps:
             self._recover()
             self._delivery.has_room = self._make_room()
+            self.socket.hold_connections()
         self._delivery.send(self.socket, batch)
         if self._keeps:
             self.in_flight.add(batch)
@@ -299,8 +301,11 @@ class Sender:
 
     # Lost connections.
 
-    def _recover(self) -> bool:
+    def _recover(self, at_end: bool = False) -> bool:
         """Send all rows that are kept again, if connections were lost since the last call. Returns whether they were.
+
+        Args:
+            at_end: See ``SendingSocket.take_losses``.
 
         Raises:
             ConnectionLostError: Connections are lost faster than their rows can be sent again.
@@ -308,7 +313,7 @@ class Sender:
         """
         seconds, made = self._options.send_timeout, 0
         deadline = time.monotonic() + seconds
-        while self._keeps and self.socket.take_losses():
+        while self._keeps and self.socket.take_losses(at_end):
             if made >= _LEAST_ATTEMPTS and time.monotonic() >= deadline:
                 raise ConnectionLostError(
                     f"sending to {self._options.endpoints}: {made + 1} connections were lost, one after the other for "
@@ -344,12 +349,12 @@ class Sender:
         """
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
         while True:
-            self._recover()
+            self._recover(at_end=True)
             # A task that has queued nothing would wait for connections that have nothing of it.
             queued = self._delivery.announce_end(self.socket) or self.counters.sent > 0
             deadline = time.monotonic() + linger
             flushed = not queued or self.socket.wait_until_flushed(linger, linger)
-            if self._recover():
+            if self._recover(at_end=True):
                 continue
             if flushed or time.monotonic() >= deadline:  # else a connection has ended
                 self._close(deadline, queued)

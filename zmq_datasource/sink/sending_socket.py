@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import socket as stdlib_socket
 import time
 
 import zmq
 
 from zmq_datasource.errors import NoPeerError
 from zmq_datasource.options import WriteOptions
+from zmq_datasource.transport.connections import had_read_everything
 from zmq_datasource.transport.core import Outbox
 from zmq_datasource.transport.opened import OpenSocket
 from zmq_datasource.transport.spec import SocketSpec
 
 _log = logging.getLogger(__name__)
+
+# How long a consumer that restarts may be away at the end of a task. It gets the rows again.
+_RETURN_SECONDS = 0.5
 
 
 class SendingSocket:
@@ -43,6 +49,7 @@ class SendingSocket:
         self._socket, self.watch = self._open.socket, self._open.watch
         self._subscriptions = 0
         self._losses = 0  # how many of ``watch.possibly_lost`` were taken
+        self._held: dict[int, stdlib_socket.socket] = {}  # by inode
         self.has_peer = True
         try:
             self._wait_for_peers(continues)
@@ -132,11 +139,35 @@ class SendingSocket:
 
     # The end.
 
-    def take_losses(self) -> int:
-        """The number of connections that were lost since the last call."""
+    def hold_connections(self) -> None:
+        """Take a second handle on each connection, which shows later how the connection has ended."""
+        for sock in self.watch.open_connections().handles():
+            if self._held.setdefault(os.fstat(sock.fileno()).st_ino, sock) is not sock:
+                sock.close()
+
+    def take_losses(self, at_end: bool = False) -> int:
+        """The number of connections that were lost since the last call.
+
+        Args:
+            at_end: Whether the task has no more rows, so that consumers may leave. If all have left, and had read
+                everything, no connection counts.
+        """
         self.watch.update()
         before, self._losses = self._losses, self.watch.possibly_lost
-        return self._losses - before
+        losses, deadline = self._losses - before, time.monotonic() + _RETURN_SECONDS
+        if losses:
+            while at_end and not self.watch.peers and (left := deadline - time.monotonic()) > 0:
+                self.watch.monitor.poll(math.ceil(left * 1000))
+                self.watch.update()
+            if at_end and not self.watch.peers and had_read_everything(self._held.values(), losses):
+                losses = 0
+            self._release()
+        return losses
+
+    def _release(self) -> None:
+        for sock in self._held.values():
+            sock.close()
+        self._held = {}
 
     def wait_until_flushed(self, stall_seconds: float, most: float = math.inf, quiet: float = 0.003) -> bool:
         """Wait until all queues are empty. See ``OpenSocket.wait_until_flushed``."""
@@ -151,4 +182,5 @@ class SendingSocket:
         Returns:
             Whether all messages have left.
         """
+        self._release()
         return self._open.socket.closed or self._open.close(linger)

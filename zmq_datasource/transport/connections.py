@@ -132,6 +132,24 @@ def ended(
     return bool(poller.poll(None if wait == math.inf else max(0, math.ceil(wait * 1000))))
 
 
+def had_read_everything(socks: Iterable[stdlib_socket.socket], ends: int) -> bool:
+    """Whether the peers of these tcp connections that have ended theirs had read everything that was sent to them.
+
+    A peer that leaves something unread, or receives something afterwards, resets the connection. A unix socket tells
+    only libzmq.
+
+    Args:
+        ends: How many connections have ended. If fewer of ``socks`` have, the answer is False.
+    """
+    over = [sock for sock in socks if sock.family != stdlib_socket.AF_UNIX and ended(sock)]
+    acknowledged = wait_until_written(over, most=_ANSWER_SECONDS)
+    return len(over) >= ends and acknowledged and not any(ended(sock, events=0) for sock in over)
+
+
+# How long a peer's system may take to acknowledge or refuse the last bytes, after the peer has ended a connection.
+_ANSWER_SECONDS = 1.0
+
+
 class Connection(NamedTuple):
     """A connection that is up, as the operating system sees it.
 
