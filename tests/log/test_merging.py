@@ -10,7 +10,7 @@ import pytest
 
 from tests.log.machines import Machines, fill, numbered
 from tests.support import batch_of, facts_of, need, wait_for
-from zmq_datasource.errors import DataLossError, DiskFaultError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, DiskFaultError
 from zmq_datasource.log.chunk import encode_chunk
 from zmq_datasource.log.follower import LogFollower
 from zmq_datasource.log.index import ChunkIndex
@@ -77,6 +77,18 @@ def test_a_task_and_a_follower_whose_small_chunk_is_gone_read_the_merged_one(log
     fill(log.log, b"9")
     follower.refresh_now()
     assert (follower.earliest, follower.durable_end, follower.chunks) == (0, 10, 3)
+
+
+def test_a_task_whose_small_chunk_is_gone_names_the_damaged_file_with_which_it_was_merged(log: Log) -> None:
+    storage = log.machines.storage()
+    pieces = slices(read_index(storage).covering(2, 3), 2, 3)
+    log.merge()
+    merged = key_of(log.log.covering(2, 3)[0].name)
+    storage.store.delete(merged)
+    storage.store.put_new(merged, [b"no Arrow"])
+    deletions = Deletions(storage, storage.log_id(), fails=False)
+    with pytest.raises(DamagedChunkError, match=merged_name(0, 8)):
+        list(read_slices(storage, pieces, deletions=deletions))
 
 
 def test_a_damaged_chunk_stays_as_it_is_and_its_neighbours_are_merged(log: Log) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zmq_datasource.errors import DataLossError, LogError
+from zmq_datasource.errors import DamagedChunkError, DataLossError, LogError
 from zmq_datasource.log.chunk import read_chunk, read_facts
 from zmq_datasource.log.facts import ChunkFacts
 from zmq_datasource.log.index import read_index
@@ -253,12 +253,15 @@ class Deletions:
             gone: The error that reading the chunk has raised.
 
         Raises:
+            DamagedChunkError: The chunk with which it was merged is damaged.
             DataLossError: Without the log, ``gone``. With ``failOnDataLoss``, ``gone`` if the chunk is lost, and
                 ``deleted_error`` if the writer has deleted it.
         """
         first, chunk_end = piece.first, piece.end
         try:
             found = self._find(first)
+        except DamagedChunkError:
+            raise  # the file that has these ids now
         except LogError as e:
             raise gone from e
         if found is None:

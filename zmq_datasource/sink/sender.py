@@ -8,7 +8,7 @@ The rules:
 * What a PUSH has sent may be lost with a connection, and nothing shows which rows were in that connection. So all rows
   that are ``in_flight`` are sent again. While a queue does not become empty, they cannot be forgotten, and at a bound
   the task waits: there is no room for more rows.
-* At the end of a task the consumers may leave. Then nothing is sent again to nobody, if they had read everything.
+* At the end of a task the consumers may leave. Then nothing is sent again, if they had read everything.
 * With ``noblock`` nothing is kept or sent again.
 * A row whose value is null is no message. It is dropped or becomes a dead letter, and the rows after it continue.
 * A PUB sends each row once, to the subscribers that are connected.

@@ -30,6 +30,7 @@ type answer struct {
 	buffers        [][]byte
 	Session, First *int64 // OPENED has no First
 	Next, Done     int64
+	Lost           int64
 	Rows           int
 	Columns        []string
 	Code, Reason   string
