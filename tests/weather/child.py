@@ -143,7 +143,7 @@ def _durable(settings: dict[str, Any], stopped: threading.Event) -> None:
                 if acked >= 0:  # the end of the block has waited for the disk
                     file.write(f"acked {acked}\n")
             except SocketError as e:
-                if "Restore the file" in str(e):
+                if "Restore the file" in str(e) or "it does not exist" in str(e):
                     raise  # of a damage, which is restored when a process ends with it
                 print(f"durable: {e}", file=sys.stderr, flush=True)
                 stopped.wait(0.2)
