@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import socket as stdlib_socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -26,6 +27,8 @@ _BIND_TICK = 0.05
 # libzmq's timers may fire some milliseconds early. Without this margin, a socket that libzmq closes at the end of its
 # linger would seem to be closed because it had nothing left.
 _MARGIN_MS = 50
+# How long a socket that cannot be opened may take to close.
+_DESTROY_SECONDS = 1.0
 
 
 class OpenSocket:
@@ -46,24 +49,22 @@ class OpenSocket:
     ) -> None:
         others = threads()  # other contexts have I/O threads too, which may always be busy
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            self.socket = new_socket(self._context, spec)
-        except BaseException:
-            self._context.term()
-            raise
-        self.watch = PeerWatch(self._context, self.socket, spec)
-        self._threads = threads() - others
         self._authenticator = None
         try:
+            self.socket = new_socket(self._context, spec)
+            self.watch = PeerWatch(self._context, self.socket, spec)
+            self._threads = threads() - others
             self._authenticator = authenticate(self._context, spec)
             prepare(self.socket)
             attach(self.socket, spec.bind, spec.connect)
-        except BaseException:
+        except BaseException:  # also Ctrl-C between any two of these
             if self._authenticator is not None:
                 self._authenticator.stop()
-            self._context.destroy(
-                linger=0
-            )  # also sockets that pyzmq's handler leaves open if it cannot start
+            # This closes every socket, also those that pyzmq's handler leaves open if it cannot start. Ctrl-C may have
+            # left one to the garbage collector: libzmq waits for that, and the caller does not.
+            closing = threading.Thread(target=self._context.destroy, kwargs={"linger": 0}, daemon=True)
+            closing.start()
+            closing.join(_DESTROY_SECONDS)
             raise
 
     def close(self, linger: int) -> bool:
