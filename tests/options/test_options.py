@@ -382,6 +382,11 @@ def test_what_is_no_delimiter_is_refused(text: str) -> None:
         parse(StreamReadOptions, {"connect": "tcp://feed:5556", "topicDelimiter": text})
 
 
+def test_topics_in_json_are_refused() -> None:
+    with pytest.raises(OptionError, match="separated by commas, as in a,b"):
+        parse(StreamReadOptions, {**FEED, "topics": '["a", "b"]'})
+
+
 def test_a_listed_topic_may_contain_a_comma() -> None:
     texts = texts_of(StreamReadOptions, {**FEED, "topics": ["a,b", "c"]})
     assert parse(StreamReadOptions, texts).topics.prefixes == [b"a,b", b"c"]

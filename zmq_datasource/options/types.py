@@ -206,6 +206,10 @@ class Topics(tuple[str, ...]):
 
     @classmethod
     def read(cls, text: str) -> Topics:
+        if text.lstrip().startswith('["'):
+            raise ValueError(
+                'topics are separated by commas, as in a,b; one that begins with [" is written in hex:'
+            )
         topics = cls(dict.fromkeys(part.strip() for part in text.split(",")))
         for topic in topics:
             _bytes_of(topic)
