@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -285,6 +287,30 @@ def test_two_live_queries_of_one_name_are_refused(anywhere: Machines) -> None:
         with pytest.raises(LogLockedError, match=r"as reader=desk.*give each query a reader of its own"):
             _open_at_once(anywhere.storage())
     _open_at_once(anywhere.storage()).close()
+
+
+def test_a_query_that_has_lost_its_name_does_not_try_to_write_again_and_again(storage: LogStorage) -> None:
+    """A batch may last an hour. The query ends when it is over."""
+    storage.open_log()
+    attempts: list[float] = []
+
+    class Counting(Reader):
+        def write(self) -> None:
+            attempts.append(time.monotonic())
+            super().write()
+
+    reader = Counting(storage, "desk", DAY)
+    reader.beat_seconds = 0.2
+    reader.open()
+    try:
+        reader._hold = Mock(wraps=reader._hold, lost="process 7 elsewhere")
+        wait_for(lambda: len(attempts) > 1, "a try")
+        time.sleep(1)
+        assert len(attempts) < 10
+        with pytest.raises(LogLockedError, match="has lost the name to process 7 elsewhere"):
+            reader.move(1)
+    finally:
+        reader.close()
 
 
 def _open_at_once(storage: LogStorage) -> Reader:

@@ -287,9 +287,9 @@ class Reader:
     def write(self) -> None:
         """Write the lease now. The thread does that, too."""
         with self._writing:
-            self._check_hold()
-            # Noted also if the store refuses, so that the write is not repeated at once.
+            # Noted also if this fails, so that the write is not repeated at once.
             lease, self._written_at = self._lease, time.monotonic()
+            self._check_hold()
             self._files.write(lease)
             self._written = lease
 
