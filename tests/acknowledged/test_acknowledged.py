@@ -123,6 +123,9 @@ def test_a_repeated_batch_without_rows_is_compared(tmp_path: Path) -> None:
         commit_batch(options, [TaskReport(Job("q", 8, True, ("q", 8)))])
         with pytest.raises(TransactionError, match="it is in the log with 1 rows"):
             commit_batch(options, [TaskReport(Job("q", 7, True, ("q", 7)))])
+        # Its checkpoint was restored.
+        with pytest.raises(TransactionError, match="already has transaction 7"):
+            commit_batch(options, [TaskReport(Job("q", 6, True, ("q", 6)))])
 
 
 def test_a_slow_sync_of_one_attempt_does_not_hold_up_others(

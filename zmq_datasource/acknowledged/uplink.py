@@ -86,10 +86,11 @@ class Uplink:
         """Announce the attempt, and wait for the receiver's answer.
 
         Returns:
-            Whether a transaction of this number is committed already, so that no rows need to be sent. ``commit`` then
-            checks that it has the same rows.
+            Whether a transaction of this number, or a later one, is committed already, so that no rows need to be sent.
+            ``commit`` then checks that it is the last one, with the same rows.
         """
-        return self.last_committed() == self.session.number
+        committed = self.last_committed()
+        return committed is not None and committed >= self.session.number
 
     def last_committed(self) -> int | None:
         """Ask the receiver for the number of the producer's last transaction. None if there is none."""
