@@ -31,7 +31,7 @@ from zmq_datasource.acknowledged.reception import Reception, Terms
 from zmq_datasource.acknowledged.sender_session import SenderSession
 from zmq_datasource.acknowledged.transactions import SILENT_SECONDS, CommittedTransactions
 from zmq_datasource.counters import SourceCounters
-from zmq_datasource.errors import DiskFaultError, LogWriteError, SocketError
+from zmq_datasource.errors import DiskFaultError, LogError, LogLockedError, LogWriteError, SocketError
 from zmq_datasource.log import LogWriter, StoredRows
 from zmq_datasource.messages.packed import pack_columns
 
@@ -79,12 +79,15 @@ class Log:
 
     full = False
     fault: str | None = None
+    failure: LogError | None = None
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.rows: list[Any] = []
 
     def append_stored(self, rows: StoredRows) -> None:
+        if self.failure is not None:
+            raise self.failure
         self.rows.append(rows)
 
     def cut(self) -> Future[int]:
@@ -511,6 +514,24 @@ def test_a_commit_waits_while_the_log_is_full_or_its_disk_refuses(world: World) 
     assert len(world.answers()) == 1
 
 
+def test_data_of_a_transaction_that_is_being_committed_waits_for_its_end(world: World) -> None:
+    """The disk is slow: its sender has given the commit up, and sends the transaction again."""
+    world.stage()
+    assert world.commit() == []
+    assert world.data(b"a", attempt=B, peer=b"again") == world.data(b"a", attempt=B, peer=b"again") == []
+    world.write()
+    world.answers()
+    assert codes(world.data(b"a", attempt=B, peer=b"again")) == ["unknown"]
+    assert [rows for *_, rows in world.log] == [[b"a"]]
+
+
+def test_a_commit_is_not_refused_because_the_log_has_failed(world: World) -> None:
+    """The receiver ends. Another one may take its place, and the sender asks that one."""
+    world.stage()
+    world.writer.failure = LogLockedError("another process has the log")
+    assert world.commit() == []
+
+
 def test_a_transaction_that_is_too_large_for_one_object_is_refused() -> None:
     world = World(TERMS._replace(most_transaction_bytes=2 * SIZE))
     for index in range(3):
@@ -595,6 +616,18 @@ def test_named_producers_are_not_forgotten_for_anonymous_ones() -> None:
     world.kill()
     assert world.transactions.last("shop") is not None
     assert world.transactions.last("anonymous-producer-47") is None
+
+
+def test_a_producer_that_is_forgotten_at_once_learns_that_its_own_transaction_is_committed() -> None:
+    """Two Producers without a name commit at the same moment, and there is one place."""
+    world = World(limit=1)
+    names = {A: "anonymous-one", B: "anonymous-two"}
+    for attempt, producer in names.items():
+        world.stage(attempt=attempt, producer=producer)
+        world.commit(attempt, producer=producer)
+    for attempt, producer in names.items():
+        world.write()
+        assert world.answers() == [Committed(producer=producer, number=0, again=False, by=attempt)]
 
 
 def test_a_producer_for_which_there_is_no_room_is_refused_before_it_sends(

@@ -16,6 +16,7 @@ sender         if                                                  then
 Hello          always                                              Welcome; no other effect
 Data           the next one of its attempt                         write it to the file; Taken
 Data           one that is here                                    Taken
+Data           of a transaction that is being committed            nothing yet
 End            all data are here                                   finish the file; when it is on the disk, Staged
 Commit         the last transaction of its producer, same rows     Committed again
 Commit         an older number, or other rows                      refused as a conflict
@@ -236,6 +237,8 @@ class Reception:
 
     def _data(self, peer: bytes, message: Data, buffers: Sequence[bytes], now: float) -> None:
         if message.index == 0 and message.attempt not in self._attempts:
+            if (message.producer, message.number) in self._asked:
+                return  # it is not known yet whether the transaction is committed: the sender asks again
             self._begin(peer, message, now)
         attempt = self._known(message.attempt)
         attempt.peer, attempt.heard = peer, now
@@ -309,8 +312,10 @@ class Reception:
             if key in self._asked:
                 self._asked[key].peer = peer  # ``go_on`` answers
             else:
-                self._answer_committed(peer, producer, number, again=True)
-        elif not (self._log.full or self._log.fault):  # else the sender asks again
+                last = self._transactions.last(producer)
+                by = None if last is None else last.attempt
+                self._answer(peer, Committed(producer=producer, number=number, again=True, by=by))
+        elif not (self._log.full or self._log.fault or self._log.failure):  # else the sender asks again
             parts = self._parts_of(message)
             failpoints.reach("acknowledged.commit.before_append")
             latest = max(part.stored.latest for part in parts)
@@ -392,7 +397,9 @@ class Reception:
         producer, number = asked.producer, asked.transaction.number
         self._transactions.confirm(producer, asked.transaction)
         del self._asked[producer, number]
-        self._answer_committed(asked.peer, producer, number, again=False)
+        # Not ``last``: an anonymous producer may be forgotten meanwhile.
+        by = asked.transaction.attempt
+        self._answer(asked.peer, Committed(producer=producer, number=number, again=False, by=by))
         for attempt in list(self._attempts.values()):
             if attempt.stored.producer == producer and attempt.stored.number <= number:
                 self._forget(attempt)
@@ -462,11 +469,6 @@ class Reception:
 
     def _answer(self, peer: bytes, message: Message) -> None:
         self.answers.append(Answer(peer, message))
-
-    def _answer_committed(self, peer: bytes, producer: str, number: int, again: bool) -> None:
-        last = self._transactions.last(producer)
-        by = None if last is None else last.attempt
-        self._answer(peer, Committed(producer=producer, number=number, again=again, by=by))
 
     def _refuse(self, peer: bytes, name: str | None, error: Exception) -> None:
         """Answer what could not be done; nothing if it can be done later."""
