@@ -8,7 +8,8 @@ and then *staged*, until its transaction is committed, or it is abandoned or rep
 attempts again. The others are lost, and their senders begin again.
 
 A commit appends rows and number together, and they are committed when their chunk is on the disk. A chunk appears at
-once, so a reader sees all of a transaction or none. Transactions that are committed in the same moment share a chunk.
+once, so a reader sees all of a transaction or none. Transactions that are committed while the disk has enough to do
+share a chunk. Each chunk has the last transactions of all producers, so thousands that wait would fill the memory.
 
 =============  ==================================================  =====================================================
 sender         if                                                  then
@@ -76,6 +77,9 @@ from zmq_datasource.log import LogWriter, StoredRows
 from zmq_datasource.transport.authentication import any_name
 
 _log = logging.getLogger(__name__)
+
+# A chunk of several transactions is written when it has this many bytes. In a bucket it is in memory then.
+_ENOUGH_BYTES = 32 << 20
 
 
 class Terms(NamedTuple):
@@ -164,6 +168,7 @@ class Reception:
         self._ending: list[tuple[Received, Future[Stored]]] = []
         self._asked: dict[tuple[str, int], Asked] = {}
         self._appended: list[Asked] = []
+        self._appended_bytes = 0
         self._written: deque[tuple[list[Asked], Future[int]]] = deque()
         self._checked_at: float | None = None
         self._refusals = LimitedLog(__name__, "refusals")
@@ -173,7 +178,7 @@ class Reception:
     @property
     def busy(self) -> bool:
         """Whether an answer waits for another thread."""
-        return bool(self._ending or self._written)
+        return bool(self._ending or self._appended or self._written)
 
     def recover(self, now: float) -> None:
         """Find the attempts of the writer before.
@@ -326,6 +331,7 @@ class Reception:
             self._transactions.commit(producer, transaction)
             asked = self._asked[key] = Asked(producer, transaction, peer)
             self._appended.append(asked)
+            self._appended_bytes += sum(part.stored.size for part in parts)
 
     def _parts_of(self, message: Commit) -> list[Received]:
         """The attempts of a commit, in the order of their rows.
@@ -364,10 +370,10 @@ class Reception:
         Raises:
             LogError: The log has failed.
         """
-        if self._appended:
+        if self._appended and (not self._log.busy or self._appended_bytes >= _ENOUGH_BYTES):
             failpoints.reach("acknowledged.commit.after_append")
             self._written.append((self._appended, self._log.cut()))
-            self._appended = []
+            self._appended, self._appended_bytes = [], 0
         for ended in [it for it in self._ending if it[1].done()]:
             self._ending.remove(ended)
             self._note_ended(*ended, now)
