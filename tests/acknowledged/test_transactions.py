@@ -109,3 +109,15 @@ def test_the_state_of_another_filler_has_no_transactions() -> None:
     assert it.last("a") is None
     it.restore(kept.state())
     assert it.last("a") is not None
+
+
+def test_of_the_producers_without_a_name_the_one_that_was_silent_longest_is_forgotten() -> None:
+    """A batch write has ended. A Producer sends its second transaction."""
+    it = CommittedTransactions(SourceCounters(), 2)
+    names = "anonymous-producer", "anonymous-write", "anonymous-other"
+    for name in names[:2]:
+        it.commit(name, Transaction(0, "attempt", 1, None))
+    it.pass_time(1)
+    it.mark_heard(names[0])
+    it.commit(names[2], Transaction(0, "attempt", 1, None))
+    assert [it.newest(name) is not None for name in names] == [True, False, True]

@@ -239,8 +239,9 @@ class Producer:
                 f"sending as {self._name}: the receiver's log has "
                 f"{'no transaction' if committed is None else f'transaction {committed}'} of this name, and "
                 f"{self._next - 1} was acknowledged. Others are lost: the log is an older copy, or another. (Or the "
-                "name was silent for seven days, and forgotten; then nothing is lost.) Close this producer, and make "
-                "a new one"
+                "receiver has more producers than maxPublishers, and has forgotten this name: one that was silent for "
+                "seven days, or that was chosen for a Producer without a name. Then nothing is lost.) Close this "
+                "producer, and make a new one"
             )
 
     def _check_ours(self, transaction: _Transaction, uplink: Uplink, committed: int) -> None:

@@ -4,8 +4,8 @@
   done. The number is stored with the rows (``log.state``): the chunk with a transaction's rows also has its number.
 * Only the last transaction may be repeated, and only with the same rows. An older number, or other rows under the last
   one, are refused (``ConflictError``).
-* There is room for so many producers. For another one, the receiver forgets an *anonymous* one, whose name no later
-  program uses; then a named one that was silent for seven days. If there is none, the other one is refused. So no
+* There is room for so many producers. For another one, the receiver forgets the *anonymous* one, whose name no later
+  program uses, that was silent longest; then a named one that was silent for seven days. If there is none, the other one is refused. So no
   producer is forgotten that may repeat its transaction.
 * Silence is measured in seconds of receiving, which the log keeps too. So no clock that jumps makes a producer silent.
 """
@@ -123,10 +123,10 @@ class CommittedTransactions(CarriedState):
 
     def _dispensable(self) -> str | None:
         """The producer to forget first; None if each may still repeat its transaction."""
-        for producer in self._last:
-            if is_anonymous(producer):
-                return producer
-        silent = min(self._last, key=lambda producer: self._last[producer].heard, default=None)
+        producers = [*filter(is_anonymous, self._last)]
+        silent = min(producers or self._last, key=lambda producer: self._last[producer].heard, default=None)
+        if producers:
+            return silent
         if silent is None or self._seconds - self._last[silent].heard < SILENT_SECONDS:
             return None
         return silent
