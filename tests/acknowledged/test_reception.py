@@ -506,6 +506,9 @@ def test_a_commit_waits_while_the_log_is_full_or_its_disk_refuses(world: World) 
     world.stage()
     world.writer.full = True
     assert world.commit() + world.commit() == []
+    world.wait(TIMEOUT)
+    assert world.commit() == []  # the sender is not silent
+    world.wait(TIMEOUT)
     world.writer.full, world.writer.fault = False, "it is away"
     assert world.commit() == []
     world.writer.fault = None

@@ -199,8 +199,8 @@ class AttemptFiles:
                 if is_transient(e) or isinstance(e, FileNotFoundError):
                     raise DiskFaultError(f"reading attempt {path}: {e}") from e
                 raise DamagedChunkError(
-                    f"reading attempt {path}: {e}. It is not committed: remove it, and start the receiver again. Its sender "
-                    "sends the transaction again"
+                    f"reading attempt {path}: {e}. It is not committed: remove it, and start the receiver again. Its "
+                    "sender sends the transaction again"
                 ) from e
 
     def remove(self, name: str) -> None:

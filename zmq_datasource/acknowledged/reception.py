@@ -106,7 +106,7 @@ class Received:
         name: Its 32 hexadecimal digits.
         stored: Its part of a transaction, and what its file has.
         peer: Where to answer; another one after a reconnect.
-        heard: When the last message of its sender came; of a staged attempt when it was staged.
+        heard: When the last message of its sender came. A staged attempt is named only by its commit.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Reception:
                 case End():
                     self._end(peer, message, now)
                 case Commit():
-                    self._commit(peer, message)
+                    self._commit(peer, message, now)
                 case _:
                     raise ProtocolError(f"a {type(message).__name__} message is for a sender")
         except Exception as e:
@@ -309,8 +309,10 @@ class Reception:
             attempt.state = "ending"
             self._ending.append((attempt, self._pool.submit(self._files.finish, attempt.name, stored)))
 
-    def _commit(self, peer: bytes, message: Commit) -> None:
+    def _commit(self, peer: bytes, message: Commit, now: float) -> None:
         producer, number = key = message.producer, message.number
+        for name in {*message.attempts} & self._attempts.keys():
+            self._attempts[name].heard = now
         newest = self._transactions.newest(producer)
         if newest is not None and number <= newest.number:
             newest.check_is(producer, number, message.rows, message.digest)

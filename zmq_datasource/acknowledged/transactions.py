@@ -5,8 +5,8 @@
 * Only the last transaction may be repeated, and only with the same rows. An older number, or other rows under the last
   one, are refused (``ConflictError``).
 * There is room for so many producers. For another one, the receiver forgets the *anonymous* one, whose name no later
-  program uses, that was silent longest; then a named one that was silent for seven days. If there is none, the other one is refused. So no
-  producer is forgotten that may repeat its transaction.
+  program uses, that was silent longest; then a named one that was silent for seven days. If there is none, the other
+  one is refused. So no producer is forgotten that may repeat its transaction.
 * Silence is measured in seconds of receiving, which the log keeps too. So no clock that jumps makes a producer silent.
 """
 
