@@ -195,6 +195,31 @@ def test_a_task_fails_if_no_consumer_comes_back(context: Context) -> None:
             sender.finish()
 
 
+def test_a_task_ends_if_each_consumer_hangs_at_its_last_rows_and_is_replaced(context: Context) -> None:
+    """Each one lives longer than sendTimeout, so a connection is lost rarely."""
+    endpoint, ended = free_endpoint(), threading.Event()
+
+    def supervise() -> None:
+        while not ended.is_set():
+            with context.socket(zmq.PULL) as consumer:
+                consumer.set_hwm(1)
+                consumer.linger = 0
+                bind_when_free(consumer, endpoint)
+                ended.wait(1.5)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    try:
+        options = write_options(socketType="PUSH", connect=endpoint, sendTimeout="500ms", linger=3000)
+        with Sender(options) as sender:
+            sender.send(binary([bytes(100_000)] * 200))
+            with pytest.raises(ConnectionLostError, match="one after the other for 3"):
+                sender.finish()
+    finally:
+        ended.set()
+        supervisor.join()
+
+
 def test_a_row_larger_than_the_peer_takes_fails_the_task(context: Context) -> None:
     """The peer hangs up each time the row comes."""
     _, endpoint = bound(context, zmq.PULL, maxmsgsize=1000)

@@ -315,11 +315,7 @@ class Sender:
         deadline = time.monotonic() + seconds
         while self._keeps and self.socket.take_losses(at_end):
             if made >= _LEAST_ATTEMPTS and time.monotonic() >= deadline:
-                raise ConnectionLostError(
-                    f"sending to {self._options.endpoints}: {made + 1} connections were lost, one after the other for "
-                    f"{seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
-                    "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
-                )
+                raise self._lost_again(made + 1, seconds)
             time.sleep(min(_QUEUE_DROP_SECONDS * 2**made, _LONGEST_PAUSE))
             self.socket.take_losses()
             made += 1
@@ -327,6 +323,13 @@ class Sender:
                 self._send_again()
                 self.socket.wait_until_flushed(seconds, quiet=_QUIET_SECONDS)
         return made > 0
+
+    def _lost_again(self, times: int, seconds: float) -> ConnectionLostError:
+        return ConnectionLostError(
+            f"sending to {self._options.endpoints}: {times} connections were lost, one after the other for "
+            f"{seconds}, before their rows had left. Find out why the peer or the network ends them (a row "
+            "larger than the peer's zmq.maxmsgsize, for example), or raise sendTimeout"
+        )
 
     def _send_again(self) -> None:
         batches = list(self.in_flight.batches)
@@ -348,13 +351,19 @@ class Sender:
             ConnectionLostError, SendTimeoutError: As in ``send``.
         """
         linger = math.inf if self._options.linger < 0 else self._options.linger / 1000
+        made, most = 0, max(linger, float(self._options.send_timeout))
+        began = time.monotonic()
         while True:
-            self._recover(at_end=True)
+            made += self._recover(at_end=True)
+            # A consumer may take nothing, and be ended and started again, for ever.
+            if made >= _LEAST_ATTEMPTS and time.monotonic() - began >= most:
+                raise self._lost_again(made, most)
             # A task that has queued nothing would wait for connections that have nothing of it.
             queued = self._delivery.announce_end(self.socket) or self.counters.sent > 0
             deadline = time.monotonic() + linger
             flushed = not queued or self.socket.wait_until_flushed(linger, linger)
             if self._recover(at_end=True):
+                made += 1
                 continue
             if flushed or time.monotonic() >= deadline:  # else a connection has ended
                 self._close(deadline, queued)
