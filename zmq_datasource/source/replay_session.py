@@ -254,7 +254,7 @@ class ReplaySession(Session):
         return self._tracker.expected.get(self._key)
 
     def _missing(self) -> list[Gap]:
-        """What can be asked for now: not another run of the publisher, which has other messages under these numbers."""
+        """The gaps to ask for. None while it may be another run of the publisher, which has other messages there."""
         if not self.live or not self._tracker.is_same_publisher(self._key):
             return []
         return [gap for gap in self._tracker.gaps.missing(self._key) if not gap.lost]
